@@ -1,0 +1,22 @@
+/* A bump allocator: many small allocations, freed at once, so that error paths free nothing by hand. */
+#ifndef BL_FORMATS_ARENA_H
+#define BL_FORMATS_ARENA_H
+
+#include <stddef.h>
+
+typedef struct bl_arena {
+    struct bl_arena_block *head; /* private */
+    size_t total;                /* bytes handed out so far */
+    size_t limit;                /* refuse beyond this many bytes; 0 = no limit */
+} bl_arena;
+
+/* size bytes, zeroed, aligned to 16; NULL when memory or the limit is exhausted. size 0 gives a valid pointer. */
+void *bl_arena_alloc(bl_arena *a, size_t size);
+/* n items of size bytes, checked for overflow. */
+void *bl_arena_array(bl_arena *a, size_t n, size_t size);
+/* A NUL-terminated copy of n bytes of s. */
+char *bl_arena_strndup(bl_arena *a, const char *s, size_t n);
+/* Free everything; a is ready for reuse (limit kept). */
+void bl_arena_reset(bl_arena *a);
+
+#endif

@@ -1,0 +1,56 @@
+/* A model on disk, of either kind, as one list of tensors: an HF checkpoint folder (released or cast), a packed model, or
+ * a single safetensors file. */
+#ifndef BL_FORMATS_CHECKPOINT_H
+#define BL_FORMATS_CHECKPOINT_H
+
+#include "formats/config.h"
+#include "formats/safetensors.h"
+
+typedef enum bl_source_kind {
+    BL_SOURCE_FILE = 1, /* one safetensors file, no config */
+    BL_SOURCE_HF,       /* folder: config.json, *.safetensors, model.safetensors.index.json */
+    BL_SOURCE_PACKED    /* folder: manifest.json, rank-NNNN/ */
+} bl_source_kind;
+
+typedef struct bl_source_file {
+    const char *name; /* relative to the folder */
+    const char *path;
+    bl_file *file; /* open */
+    uint64_t header_bytes, file_bytes;
+    size_t tensor_count;
+} bl_source_file;
+
+/* What is in a checkpoint. Everything lives in arena; opened with bl_checkpoint_open, closed with bl_checkpoint_close. */
+typedef struct bl_checkpoint {
+    bl_source_kind kind;
+    const char *path;
+    bl_source_file *files; /* [file_count] */
+    size_t file_count;
+    bl_tensor *tensors; /* [tensor_count], sorted by name (bytes) */
+    size_t tensor_count;
+    uint64_t tensor_bytes;
+    bool has_config;
+    bl_config config;
+    bl_arena arena;
+} bl_checkpoint;
+
+typedef struct bl_checkpoint_options {
+    bool tolerate; /* collect problems through on_problem and go on where that makes sense (verify, inspect) */
+    void (*on_problem)(void *arg, const bl_error *problem);
+    void *arg;
+} bl_checkpoint_options;
+
+/* Open path (folder or file). HF folders: the index is read tolerantly (metadata may be empty, extra keys are ignored) but
+ * every tensor must be in exactly the shard it names, no shard may hold a tensor the index lacks, no *.safetensors file may
+ * stand beside them unnamed, no name may occur twice; file names with '/', "..", or NUL are refused, symbolic links are
+ * followed. Without an index a folder with exactly one *.safetensors file is that file. Packed models: files and offsets of
+ * rank 0's manifest, each payload file's header read and compared with it. options may be NULL. */
+bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_checkpoint_options *options, bl_error *err);
+void bl_checkpoint_close(bl_checkpoint **c);
+
+/* By name; NULL when absent. O(log n). */
+const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name);
+/* The file of a tensor. */
+const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t);
+
+#endif

@@ -1,0 +1,44 @@
+/* Files to read: positioned reads that never come up short, and mapped regions with reference counts. */
+#ifndef BL_FORMATS_FILE_H
+#define BL_FORMATS_FILE_H
+
+#include "formats/status.h"
+
+#include <stdbool.h>
+
+typedef struct bl_file bl_file; /* refcounted, safe to share between threads */
+
+/* Open a regular file for reading (symbolic links are followed; folders, devices and FIFOs are refused without blocking).
+ * err names path. */
+bl_status bl_file_open(bl_file **out, const char *path, bl_error *err);
+bl_file *bl_file_ref(bl_file *f);
+/* Drop a reference; closes with the last one. Nulls *f. */
+void bl_file_close(bl_file **f);
+uint64_t bl_file_size(const bl_file *f);
+const char *bl_file_path(const bl_file *f);
+int bl_file_fd(const bl_file *f); /* borrowed */
+
+/* Read exactly n bytes at offset: EINTR and short reads are retried; an end of file before n bytes is BL_E_INPUT
+ * ("truncated while reading"), EIO and friends BL_E_IO. Thread-safe. */
+bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset, bl_error *err);
+/* The whole file, NUL-terminated, malloc'd; refused above max bytes. *size may be NULL. */
+bl_status bl_file_slurp(const char *path, uint64_t max, char **out, size_t *size, bl_error *err);
+
+typedef enum bl_access {
+    BL_ACCESS_AUTO = 0, /* mmap on local file systems, pread on network ones (statfs) */
+    BL_ACCESS_MMAP,
+    BL_ACCESS_PREAD
+} bl_access;
+
+/* Bytes of a file in memory. Only the region unmaps or frees them. */
+typedef struct bl_region bl_region;
+
+/* n bytes at offset of f, read-only: a shared mapping, or with BL_ACCESS_PREAD a private anonymous buffer filled with
+ * large reads. data is aligned like offset modulo 4096 in the mapped form, to 64 in the other. */
+bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t n, bl_access access, bl_error *err);
+bl_region *bl_region_ref(bl_region *r);
+void bl_region_close(bl_region **r);
+const uint8_t *bl_region_data(const bl_region *r);
+uint64_t bl_region_size(const bl_region *r);
+
+#endif

@@ -1,0 +1,50 @@
+/* Number codecs and the exact casts of weights. Formats and semantics: kernels/README.md ("Numbers").
+ *
+ * e4m3 = E4M3FN (bias 7, max 448, 0x7F/0xFF NaN), e5m2, e2m1 (bit 3 sign, code 8 is -0), e8m0 (byte b = 2^(b-127); 0 is
+ * 2^-127, 255 NaN), bf16. All roundings to nearest even; NaN stays NaN. */
+#ifndef BL_KERNELS_CAST_H
+#define BL_KERNELS_CAST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- scalar codecs: the definitions */
+float bl_e4m3_to_f32(uint8_t code);
+float bl_e5m2_to_f32(uint8_t code);
+float bl_e2m1_to_f32(uint8_t code); /* low 4 bits */
+float bl_e8m0_to_f32(uint8_t code);
+static inline float bl_bf16_to_f32(uint16_t b)
+{
+    union { uint32_t u; float f; } v = {.u = (uint32_t)b << 16};
+    return v.f;
+}
+uint16_t bl_f32_to_bf16(float x);
+uint8_t bl_f32_to_e4m3(float x); /* clamps to +-448 first (saturating); NaN -> 0x7F | sign */
+uint8_t bl_f32_to_e5m2(float x); /* saturates to +-57344; NaN -> 0x7F | sign */
+uint8_t bl_f32_to_e2m1(float x); /* clamps to +-6; ties to even; keeps the sign of zero */
+/* Byte of 2^ceil(log2 r), r > 0 finite, from the bits; 255 is never returned for finite r below 2^128. */
+uint8_t bl_e8m0_ceil(float r);
+
+/* ---- casts to bf16: one row stripe. Exact for scale bytes in the stated range; outside it the value may not exist in
+ * bf16, and the caller must have refused. Any alignment; out never overlaps in. */
+typedef struct bl_cast_kernels {
+    const char *name;
+    /* cols e4m3 codes of one row, scale byte scale[i / 32] for element i (cols need not be a multiple of 32). */
+    void (*fp8_row)(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
+    /* cols (even) e2m1 codes of one row packed two a byte, scale byte scale[i / 32]. */
+    void (*fp4_row)(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int64_t cols);
+    /* Are all n scale bytes inside [lo, hi]? Returns the index of the first that is not, n when all are. */
+    int64_t (*scale_check)(const uint8_t *scale, int64_t n, uint8_t lo, uint8_t hi);
+    /* Index of the first e4m3 NaN code (0x7F, 0xFF) among n, n when none. */
+    int64_t (*fp8_nan)(const uint8_t *codes, int64_t n);
+    /* Index of the first fp32 that is NaN or infinite, n when none. x any alignment. */
+    int64_t (*f32_nonfinite)(const void *x, int64_t n);
+    int64_t (*bf16_nonfinite)(const void *x, int64_t n);
+} bl_cast_kernels;
+
+void bl_cast_init(bl_cast_kernels *t, unsigned cpu);
+
+/* Scale bytes for which every code casts exactly: e4m3 3..246, e2m1 0..252. */
+enum { BL_FP8_SCALE_MIN = 3, BL_FP8_SCALE_MAX = 246, BL_FP4_SCALE_MIN = 0, BL_FP4_SCALE_MAX = 252 };
+
+#endif

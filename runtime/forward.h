@@ -1,0 +1,66 @@
+/* The model, its per-sequence cache, and the one forward pass for prefill and decode. */
+#ifndef BL_RUNTIME_FORWARD_H
+#define BL_RUNTIME_FORWARD_H
+
+#include "formats/checkpoint.h"
+#include "formats/pool.h"
+#include "runtime/engram.h"
+#include "runtime/tokenizer.h"
+
+/* ---- model: weights as views into mapped files, in their stored codes */
+typedef struct bl_model bl_model;
+
+typedef enum bl_check { BL_CHECK_NONE = 0, BL_CHECK_FAST, BL_CHECK_FULL } bl_check;
+
+typedef struct bl_model_options {
+    bl_access access;
+    bl_check check;  /* how much is proven first: nothing; sizes and headers; everything (verify level 3) */
+    unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
+    int threads;     /* <= 0 = all */
+    bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */
+} bl_model_options;
+
+/* Open a packed model, a released HF folder or a BF16 cast. Every weight the text model needs is found and its dtype and
+ * shape held against the config; draft and vision tensors are ignored. */
+bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err);
+void bl_model_close(bl_model **m);
+const bl_config *bl_model_config(const bl_model *m);
+const bl_tokenizer *bl_model_tokenizer(const bl_model *m); /* NULL when absent and not needed */
+bl_pool *bl_model_pool(const bl_model *m);
+
+/* ---- sequences */
+/* Everything a sequence remembers: window rings, latent and index-key pages, open pairs, token history. Packed formats of
+ * arch.md section 5. Grows by pages; a page is shared by reference count. */
+typedef struct bl_sequence bl_sequence;
+bl_status bl_sequence_create(bl_sequence **out, bl_model *m, bl_error *err);
+void bl_sequence_destroy(bl_sequence **s);
+int64_t bl_sequence_length(const bl_sequence *s); /* tokens processed so far */
+/* Back to empty, keeping memory. */
+void bl_sequence_reset(bl_sequence *s);
+/* Bytes a sequence of n tokens takes. */
+uint64_t bl_sequence_bytes(const bl_model *m, int64_t n);
+
+/* ---- forward */
+/* A run of consecutive tokens of one sequence; the first is at position bl_sequence_length. */
+typedef struct bl_span {
+    bl_sequence *sequence;
+    const int32_t *ids; /* [count] */
+    int64_t count;
+    int64_t logits_from; /* logits wanted for tokens [logits_from, count) of this span; count = none */
+} bl_span;
+
+/* Parity hooks: called with intermediates by golden-file name ("layers.3.attn.out"); inject may overwrite them. */
+typedef struct bl_hooks {
+    void *arg;
+    /* After `name` is computed for the whole batch: data [rows, cols] of float (is_float) or int32. Change it in place to
+     * inject. Values are in batch order. NULL = no hooks. */
+    void (*visit)(void *arg, const char *name, void *data, int64_t rows, int64_t cols, bool is_float);
+} bl_hooks;
+
+/* A forward pass over any mix of spans of distinct sequences. Appends the tokens to their sequences. logits receives
+ * [wanted, vocab] fp32 rows in span order. A token's result does not depend, to the bit, on what else is in the batch, on
+ * how a sequence is cut into calls, or on threads. One call at a time per model. On failure no sequence has changed.
+ * Batches may be of any size; the implementation works in passes that bound its scratch. */
+bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err);
+
+#endif
