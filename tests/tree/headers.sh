@@ -1,0 +1,17 @@
+#!/bin/sh
+# Every header compiles alone, as C11 and with all warnings, and guards itself.
+cd "${1:-.}" || exit 2
+cc=${CC:-cc}
+bad=0
+for h in $(git ls-files -co --exclude-standard '*.h'); do
+    extra=""
+    case $h in kernels/x86/*) [ "$(uname -m)" = x86_64 ] || continue
+        extra="-mavx2 -mfma -mf16c -mbmi2"
+        case $h in *avx512*) extra="$extra -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512bf16" ;; esac ;;
+    kernels/arm/*) [ "$(uname -m)" = aarch64 ] || continue ;;
+    esac
+    printf '#include "%s"\n#include "%s"\n' "$h" "$h" |
+        $cc -std=c11 -D_GNU_SOURCE -DBL_VERSION='"0"' -Wall -Wextra -Wno-unused-function -Werror $extra -I. -x c -fsyntax-only - ||
+        { echo "$h: does not compile alone"; bad=1; }
+done
+exit $bad
