@@ -1,0 +1,66 @@
+"""Shared by the python tests: where the build, the shared material and the demo model are, and how to run the programs."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("BL_BUILD", ROOT / "build-test"))
+SHARED = pathlib.Path(os.environ.get("BL_SHARED", ROOT.parent / "shared"))
+DEMO = ROOT / "tools" / "demo-model"
+
+
+class Result:
+    """Exit status, standard output and error of a finished program."""
+
+    def __init__(self, done):
+        self.rc, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+
+def run(*args, timeout=300, env=None, **kw):
+    """Run BUILD/tools/PROGRAM with the rest of the arguments; text in and out."""
+    program, *rest = [str(a) for a in args]
+    done = subprocess.run([str(BUILD / "tools" / program), *rest], capture_output=True, text=True, timeout=timeout, env=env, **kw)
+    return Result(done)
+
+
+@pytest.fixture(scope="session")
+def baleen():
+    """baleen("verify", PATH, ...) -> Result; fails the test when the program is killed by a signal."""
+
+    def call(*args, **kw):
+        r = run("baleen", *args, **kw)
+        assert r.rc >= 0, f"baleen {args} died of signal {-r.rc}: {r.err[-2000:]}"
+        return r
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder of goldens and the oracle; tests that need it are skipped, loudly, where it is absent."""
+    if not (SHARED / "oracle" / "model.py").exists():
+        pytest.skip(f"no shared material at {SHARED}: goldens and oracle checks are NOT run")
+    if str(SHARED / "oracle") not in sys.path:
+        sys.path.insert(0, str(SHARED / "oracle"))
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(shared, tmp_path_factory):
+    """make_checkpoint("tiny", seed=4, n_routed_experts=6) -> folder, made once per distinct call."""
+    made = {}
+
+    def make(preset="tiny", seed=1, shards=3, **overrides):
+        key = (preset, seed, shards, tuple(sorted((k, str(v)) for k, v in overrides.items())))
+        if key not in made:
+            import make_checkpoint as mc
+
+            out = tmp_path_factory.mktemp(preset) / "ckpt"
+            mc.build(str(out), preset, seed, shards, overrides)
+            made[key] = out
+        return made[key]
+
+    return make
