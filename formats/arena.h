@@ -3,6 +3,7 @@
 #define BL_FORMATS_ARENA_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct bl_arena {
     struct bl_arena_block *head; /* private */

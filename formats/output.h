@@ -6,8 +6,9 @@
 
 typedef struct bl_output bl_output;
 
-/* Start path. Existing files are replaced only at commit. size > 0 reserves that many bytes (posix_fallocate), so that a
- * full disk shows before the work does. */
+/* Start path under a temporary name. Existing files are replaced only at commit. size > 0 reserves that many bytes, so that
+ * a full disk shows before the work is done; the file then has at least that size. Several outputs for one path may be open:
+ * the last commit wins. */
 bl_status bl_output_open(bl_output **out, const char *path, uint64_t size, bl_error *err);
 /* Write all n bytes at offset; thread-safe for disjoint ranges. */
 bl_status bl_output_write(bl_output *o, const void *data, uint64_t n, uint64_t offset, bl_error *err);
@@ -21,8 +22,8 @@ void bl_output_abort(bl_output **o);
 bl_status bl_output_file(const char *path, const void *data, uint64_t n, bl_error *err);
 
 /* An output folder: made under a temporary sibling name ("<path>.partial-<pid>") and renamed to path at commit, so that a
- * folder that carries the final name is complete. path must not exist, or be an empty folder. Paths of files inside are
- * built by the caller from *tmp (malloc'd). */
+ * folder that carries the final name is complete. path must not exist, or be an empty folder (BL_E_USAGE otherwise). Paths of
+ * files inside are built by the caller from *tmp (malloc'd). */
 bl_status bl_folder_begin(const char *path, char **tmp, bl_error *err);
 /* Rename *tmp to path and fsync the parent; frees and nulls *tmp on success. */
 bl_status bl_folder_commit(char **tmp, const char *path, bl_error *err);

@@ -34,7 +34,8 @@ typedef struct bl_error {
     } while (0)
 
 /* Fill err (may be NULL; an err that already holds a failure is left alone) and return code.
- * path and tensor may be NULL; offset is -1 when there is none. Control bytes and quotes in the arguments are escaped. */
+ * path and tensor may be NULL; offset is -1 when there is none. Control characters and malformed UTF-8 are escaped as \xNN,
+ * quotes in tensor as \'; too long texts are cut at a character. A zeroed bl_error is "no failure" too. */
 bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset, const char *fmt,
                   ...) __attribute__((format(printf, 6, 7)));
 
@@ -45,7 +46,7 @@ bl_status bl_fail_errno(bl_error *err, int errno_value, int reading, const char 
 /* Reset err to "no failure". err may be NULL. */
 void bl_error_clear(bl_error *err);
 
-/* One line "path: tensor 'name': at byte N: message" without newline into buf (truncated to cap). Returns buf. */
+/* One line "path: 'tensor': at byte N: message" (absent parts left out) without newline into buf, cut to cap. Returns buf. */
 char *bl_error_line(const bl_error *err, char *buf, size_t cap);
 
 /* Process exit status for a result: 0 ok, 1 finding, 2 usage, 3 bad input, 4 I/O, memory and everything else. */

@@ -1,0 +1,519 @@
+/* Validation of a whole document, once: RFC 8259 grammar, UTF-8, depth, size, duplicate keys. No recursion. */
+#include "formats/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define DEFAULT_BYTES 100000000u
+#define DEFAULT_DEPTH 64u
+#define LINEAR_KEYS 12u /* objects with at most this many keys are compared one by one, larger ones through the table */
+
+/* The keys of all open objects, innermost last. An object with many keys also has them in an open-addressing table of
+ * indexes into keys. Objects close in the reverse order in which their keys went in, and with linear probing the entry
+ * that went in last is on nobody else's path, so that closing an object just empties its slots. */
+typedef struct key {
+    uint64_t hash;
+    uint32_t at; /* offset of the opening quote */
+} key;
+
+typedef struct frame {
+    size_t first; /* index of its first key */
+    uint64_t seed;
+    bool object, tabled;
+} frame;
+
+typedef struct check {
+    const char *text, *p, *end;
+    const char *path;
+    bl_error *err;
+    frame *stack;
+    unsigned depth, max_depth;
+    bool duplicates_allowed;
+    key *keys;
+    size_t key_count, key_cap;
+    uint32_t *table; /* index + 1, 0 = empty */
+    size_t table_size, table_used;
+    uint64_t seed;
+    char *scratch; /* unescaped keys */
+    size_t scratch_cap;
+} check;
+
+static bl_status bad(check *c, const char *at, const char *what)
+{
+    return bl_fail(c->err, BL_E_INPUT, c->path, NULL, at - c->text, "JSON: %s", what);
+}
+
+static bl_status no_memory(check *c)
+{
+    return bl_fail(c->err, BL_E_NOMEM, c->path, NULL, -1, "out of memory while checking JSON");
+}
+
+static void skip_space(check *c)
+{
+    while (c->p < c->end && (*c->p == ' ' || *c->p == '\n' || *c->p == '\r' || *c->p == '\t')) {
+        c->p++;
+    }
+}
+
+/* Length of the well-formed UTF-8 sequence at p (first byte >= 0x80), 0 when malformed (Unicode table 3-7). */
+static size_t utf8_length(const unsigned char *p, const unsigned char *end)
+{
+    size_t left = (size_t)(end - p);
+    unsigned a = p[0], b = left > 1 ? p[1] : 0;
+    if (a >= 0xc2 && a <= 0xdf) {
+        return (b & 0xc0) == 0x80 ? 2 : 0;
+    }
+    if (a >= 0xe0 && a <= 0xef) {
+        unsigned low = a == 0xe0 ? 0xa0 : 0x80, high = a == 0xed ? 0x9f : 0xbf;
+        return left > 2 && b >= low && b <= high && (p[2] & 0xc0) == 0x80 ? 3 : 0;
+    }
+    if (a >= 0xf0 && a <= 0xf4) {
+        unsigned low = a == 0xf0 ? 0x90 : 0x80, high = a == 0xf4 ? 0x8f : 0xbf;
+        return left > 3 && b >= low && b <= high && (p[2] & 0xc0) == 0x80 && (p[3] & 0xc0) == 0x80 ? 4 : 0;
+    }
+    return 0;
+}
+
+/* Bytes before the first one that is a quote, a backslash, a control or not ASCII; eight at a time. */
+static const char *plain_run(const char *p, const char *end)
+{
+    const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
+    while (end - p >= 8) {
+        uint64_t w;
+        memcpy(&w, p, 8);
+        uint64_t quote = w ^ (ones * '"'), slash = w ^ (ones * '\\');
+        uint64_t stop = (w - ones * 0x20) | (quote - ones) | (slash - ones) | w;
+        if (stop & high) {
+            /* Borrows run upwards out of bytes that are flagged themselves: the lowest flag is exact (little-endian). */
+            return p + (__builtin_ctzll(stop & high) >> 3);
+        }
+        p += 8;
+    }
+    while (p < end && (unsigned char)*p >= 0x20 && (unsigned char)*p < 0x80 && *p != '"' && *p != '\\') {
+        p++;
+    }
+    return p;
+}
+
+static bl_status check_escape(check *c)
+{
+    const char *at = c->p++;
+    if (c->p >= c->end) {
+        return bad(c, at, "the text ends inside an escape");
+    }
+    char e = *c->p++;
+    if (e != 'u') {
+        return e && strchr("\"\\/bfnrt", e) ? BL_OK : bad(c, at, "unknown escape");
+    }
+    for (int i = 0; i < 4; i++, c->p++) {
+        unsigned h = c->p < c->end ? (unsigned char)*c->p : 0;
+        if (!((h >= '0' && h <= '9') || ((h | 0x20) >= 'a' && (h | 0x20) <= 'f'))) {
+            return bad(c, at, "\\u needs four hex digits");
+        }
+    }
+    return BL_OK;
+}
+
+/* The string at c->p; *escaped says whether it holds a backslash. */
+static bl_status check_string(check *c, bool *escaped)
+{
+    const char *start = c->p++;
+    *escaped = false;
+    for (;;) {
+        c->p = plain_run(c->p, c->end);
+        if (c->p >= c->end) {
+            return bad(c, start, "the text ends inside a string");
+        }
+        unsigned ch = (unsigned char)*c->p;
+        if (ch == '"') {
+            c->p++;
+            return BL_OK;
+        }
+        if (ch == '\\') {
+            *escaped = true;
+            BL_TRY(check_escape(c));
+        } else if (ch < 0x20) {
+            return bad(c, c->p, "control byte inside a string");
+        } else {
+            size_t n = utf8_length((const unsigned char *)c->p, (const unsigned char *)c->end);
+            if (n == 0) {
+                return bad(c, c->p, "invalid UTF-8");
+            }
+            c->p += n;
+        }
+    }
+}
+
+static void skip_digits(check *c)
+{
+    while (c->p < c->end && *c->p >= '0' && *c->p <= '9') {
+        c->p++;
+    }
+}
+
+static bl_status check_number(check *c)
+{
+    const char *start = c->p;
+    c->p += *c->p == '-';
+    const char *digits = c->p;
+    skip_digits(c);
+    if (c->p == digits) {
+        return bad(c, start, "a number needs digits");
+    }
+    if (*digits == '0' && c->p - digits > 1) {
+        return bad(c, start, "a number must not start with 0");
+    }
+    if (c->p < c->end && *c->p == '.') {
+        const char *fraction = ++c->p;
+        skip_digits(c);
+        if (c->p == fraction) {
+            return bad(c, start, "a fraction needs digits");
+        }
+    }
+    if (c->p < c->end && (*c->p == 'e' || *c->p == 'E')) {
+        c->p++;
+        c->p += c->p < c->end && (*c->p == '+' || *c->p == '-');
+        const char *exponent = c->p;
+        skip_digits(c);
+        if (c->p == exponent) {
+            return bad(c, start, "an exponent needs digits");
+        }
+    }
+    return BL_OK;
+}
+
+static bl_json key_value(const check *c, uint32_t at)
+{
+    const char *p = c->text + at;
+    const char *q = p + 1;
+    while (*q != '"') {
+        q += *q == '\\' ? 2 : 1;
+    }
+    return (bl_json){p, (size_t)(q + 1 - p), BL_JSON_STRING};
+}
+
+/* The unescaped bytes of a key, in the text itself or in scratch. */
+static bl_status key_bytes(check *c, bl_json k, bool escaped, const char **out, size_t *n)
+{
+    *out = k.p + 1;
+    *n = k.n - 2;
+    if (!escaped) {
+        return BL_OK;
+    }
+    if (k.n > c->scratch_cap) {
+        char *p = realloc(c->scratch, k.n + k.n / 2);
+        if (!p) {
+            return no_memory(c);
+        }
+        c->scratch = p;
+        c->scratch_cap = k.n + k.n / 2;
+    }
+    *n = bl_json_string(k, c->scratch, c->scratch_cap);
+    *out = c->scratch;
+    return BL_OK;
+}
+
+/* Does key i, once unescaped, hold exactly the n bytes at s? Called on equal hashes only. */
+static bool same_key(const check *c, size_t i, const char *s, size_t n)
+{
+    bl_json k = key_value(c, c->keys[i].at);
+    if (!memchr(k.p, '\\', k.n)) {
+        return k.n - 2 == n && memcmp(k.p + 1, s, n) == 0;
+    }
+    char *buf = malloc(k.n);
+    if (!buf) {
+        return true; /* equal 64-bit hashes: as good as certain */
+    }
+    bool same = bl_json_string(k, buf, k.n) == n && memcmp(buf, s, n) == 0;
+    free(buf);
+    return same;
+}
+
+static void table_put(check *c, size_t i)
+{
+    size_t mask = c->table_size - 1, slot = c->keys[i].hash & mask;
+    while (c->table[slot]) {
+        slot = (slot + 1) & mask;
+    }
+    c->table[slot] = (uint32_t)i + 1;
+    c->table_used++;
+}
+
+/* Room for more entries in the table, at most half full; entries go back in in the order of their keys. */
+static bl_status table_reserve(check *c, size_t more)
+{
+    if ((c->table_used + more) * 2 <= c->table_size) {
+        return BL_OK;
+    }
+    size_t size = c->table_size ? c->table_size : 64;
+    while ((c->table_used + more) * 2 > size) {
+        size *= 2;
+    }
+    uint32_t *table = calloc(size, sizeof *table);
+    if (!table) {
+        return no_memory(c);
+    }
+    free(c->table);
+    c->table = table;
+    c->table_size = size;
+    c->table_used = 0;
+    for (unsigned d = 0; d < c->depth; d++) {
+        size_t stop = d + 1 < c->depth ? c->stack[d + 1].first : c->key_count;
+        for (size_t i = c->stack[d].first; c->stack[d].tabled && i < stop; i++) {
+            table_put(c, i);
+        }
+    }
+    return BL_OK;
+}
+
+static bool seen(const check *c, const frame *f, uint64_t hash, const char *s, size_t n)
+{
+    if (!f->tabled) {
+        for (size_t i = f->first; i < c->key_count; i++) {
+            if (c->keys[i].hash == hash && same_key(c, i, s, n)) {
+                return true;
+            }
+        }
+        return false;
+    }
+    size_t mask = c->table_size - 1;
+    for (size_t slot = hash & mask; c->table[slot]; slot = (slot + 1) & mask) {
+        size_t i = c->table[slot] - 1;
+        if (c->keys[i].hash == hash && i >= f->first && same_key(c, i, s, n)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Once an object outgrows linear comparison, its keys go into the table. */
+static bl_status table_begin(check *c, frame *f)
+{
+    BL_TRY(table_reserve(c, c->key_count - f->first));
+    f->tabled = true;
+    for (size_t i = f->first; i < c->key_count; i++) {
+        table_put(c, i);
+    }
+    return BL_OK;
+}
+
+static bl_status append_key(check *c, uint64_t hash, uint32_t at)
+{
+    if (c->key_count == c->key_cap) {
+        size_t cap = c->key_cap ? c->key_cap + c->key_cap / 2 : 64;
+        key *keys = realloc(c->keys, cap * sizeof *keys);
+        if (!keys) {
+            return no_memory(c);
+        }
+        c->keys = keys;
+        c->key_cap = cap;
+    }
+    c->keys[c->key_count++] = (key){hash, at};
+    return BL_OK;
+}
+
+/* Enter the key in [at, c->p) into the innermost object, or refuse it as a duplicate. */
+static bl_status add_key(check *c, const char *at, bool escaped)
+{
+    frame *f = &c->stack[c->depth - 1];
+    bl_json k = {at, (size_t)(c->p - at), BL_JSON_STRING};
+    const char *s;
+    size_t n;
+    BL_TRY(key_bytes(c, k, escaped, &s, &n));
+    uint64_t hash = XXH3_64bits_withSeed(s, n, f->seed);
+    if (seen(c, f, hash, s, n)) {
+        char name[200];
+        bl_json_string(k, name, sizeof name);
+        return bl_fail(c->err, BL_E_INPUT, c->path, name, at - c->text, "JSON: duplicate key");
+    }
+    if (f->tabled) {
+        BL_TRY(table_reserve(c, 1)); /* before the key joins: a rebuild enters every key it finds */
+    }
+    BL_TRY(append_key(c, hash, (uint32_t)(at - c->text)));
+    if (f->tabled) {
+        table_put(c, c->key_count - 1);
+    } else if (c->key_count - f->first > LINEAR_KEYS) {
+        BL_TRY(table_begin(c, f));
+    }
+    return BL_OK;
+}
+
+/* A key, its colon and the space before the value. */
+static bl_status check_member(check *c)
+{
+    const char *at = c->p;
+    bool escaped;
+    if (at >= c->end || *at != '"') {
+        return bad(c, at, "expected a key in double quotes");
+    }
+    BL_TRY(check_string(c, &escaped));
+    if (!c->duplicates_allowed) {
+        BL_TRY(add_key(c, at, escaped));
+    }
+    skip_space(c);
+    if (c->p >= c->end || *c->p != ':') {
+        return bad(c, c->p, "expected ':' after a key");
+    }
+    c->p++;
+    skip_space(c);
+    return BL_OK;
+}
+
+static bl_status open_frame(check *c)
+{
+    if (c->depth == c->max_depth) {
+        return bl_fail(c->err, BL_E_INPUT, c->path, NULL, c->p - c->text, "JSON: nested deeper than %u levels", c->max_depth);
+    }
+    /* Each object its own seed: equal keys of different objects do not meet in the table. */
+    c->seed += 0x9e3779b97f4a7c15u;
+    c->stack[c->depth++] = (frame){c->key_count, c->seed, *c->p == '{', false};
+    c->p++;
+    skip_space(c);
+    return BL_OK;
+}
+
+static void close_frame(check *c)
+{
+    frame *f = &c->stack[--c->depth];
+    size_t mask = c->table_size - 1;
+    while (c->key_count > f->first) {
+        size_t i = --c->key_count;
+        if (f->tabled) {
+            size_t slot = c->keys[i].hash & mask;
+            while (c->table[slot] != i + 1) {
+                slot = (slot + 1) & mask;
+            }
+            c->table[slot] = 0;
+            c->table_used--;
+        }
+    }
+    c->p++;
+}
+
+static bl_status check_word(check *c, const char *word, size_t n)
+{
+    if ((size_t)(c->end - c->p) < n || memcmp(c->p, word, n) != 0) {
+        return bad(c, c->p, "expected a value");
+    }
+    c->p += n;
+    return BL_OK;
+}
+
+/* A scalar, or the opening of a container: then *opened is set when a value must follow. */
+static bl_status check_value(check *c, bool *opened)
+{
+    bool escaped;
+    *opened = false;
+    if (c->p >= c->end) {
+        return bad(c, c->p, "the text ends where a value should be");
+    }
+    switch (*c->p) {
+    case '"':
+        return check_string(c, &escaped);
+    case 't':
+        return check_word(c, "true", 4);
+    case 'f':
+        return check_word(c, "false", 5);
+    case 'n':
+        return check_word(c, "null", 4);
+    case '{':
+    case '[': {
+        char close = *c->p == '{' ? '}' : ']';
+        BL_TRY(open_frame(c));
+        if (c->p < c->end && *c->p == close) {
+            close_frame(c);
+            return BL_OK;
+        }
+        *opened = true;
+        return close == '}' ? check_member(c) : BL_OK;
+    }
+    case '-':
+        return check_number(c);
+    default:
+        return *c->p >= '0' && *c->p <= '9' ? check_number(c) : bad(c, c->p, "expected a value");
+    }
+}
+
+/* After a value: close what ends here, or move to the next value. *done when the whole document is complete. */
+static bl_status check_after(check *c, bool *done)
+{
+    while (c->depth > 0) {
+        bool object = c->stack[c->depth - 1].object;
+        skip_space(c);
+        char ch = c->p < c->end ? *c->p : 0;
+        if (ch == ',') {
+            c->p++;
+            skip_space(c);
+            return object ? check_member(c) : BL_OK;
+        }
+        if (c->p >= c->end) {
+            return bad(c, c->p, object ? "the text ends inside an object" : "the text ends inside an array");
+        }
+        if (ch != (object ? '}' : ']')) {
+            return bad(c, c->p, object ? "expected ',' or '}'" : "expected ',' or ']'");
+        }
+        close_frame(c);
+    }
+    *done = true;
+    return BL_OK;
+}
+
+static bl_status check_document(check *c, bl_json *root)
+{
+    skip_space(c);
+    const char *start = c->p;
+    for (bool done = false, opened; !done;) {
+        BL_TRY(check_value(c, &opened));
+        if (!opened) {
+            BL_TRY(check_after(c, &done));
+        }
+    }
+    bl_json_kind kind = *start == '{'   ? BL_JSON_OBJECT
+                        : *start == '[' ? BL_JSON_ARRAY
+                        : *start == '"' ? BL_JSON_STRING
+                        : *start == 't' ? BL_JSON_TRUE
+                        : *start == 'f' ? BL_JSON_FALSE
+                        : *start == 'n' ? BL_JSON_NULL
+                                        : BL_JSON_NUMBER;
+    *root = (bl_json){start, (size_t)(c->p - start), kind};
+    skip_space(c);
+    return c->p == c->end ? BL_OK : bad(c, c->p, "something follows the value");
+}
+
+static uint64_t random_seed(void)
+{
+    uint64_t seed = 0;
+    if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        seed = (uint64_t)t.tv_nsec << 32 ^ (uint64_t)(uintptr_t)&t;
+    }
+    return seed;
+}
+
+bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits, const char *path, bl_json *root, bl_error *err)
+{
+    size_t max_bytes = limits && limits->max_bytes ? limits->max_bytes : DEFAULT_BYTES;
+    check c = {.text = text, .p = text, .end = text + n, .path = path, .err = err};
+    c.max_depth = limits && limits->max_depth ? limits->max_depth : DEFAULT_DEPTH;
+    c.duplicates_allowed = limits && limits->last_duplicate_wins;
+    if (max_bytes >= UINT32_MAX) {
+        max_bytes = UINT32_MAX - 1; /* offsets of keys are kept in 32 bits */
+    }
+    if (n > max_bytes) {
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "JSON: %zu bytes, more than the limit of %zu", n, max_bytes);
+    }
+    c.seed = random_seed();
+    c.stack = malloc(c.max_depth * sizeof *c.stack);
+    bl_status s = c.stack ? check_document(&c, root) : no_memory(&c);
+    free(c.stack);
+    free(c.keys);
+    free(c.table);
+    free(c.scratch);
+    return s;
+}
