@@ -21,18 +21,29 @@ static inline float bl_bf16_to_f32(uint16_t b)
 uint16_t bl_f32_to_bf16(float x);
 uint8_t bl_f32_to_e4m3(float x); /* clamps to +-448 first (saturating); NaN -> 0x7F | sign */
 uint8_t bl_f32_to_e5m2(float x); /* saturates to +-57344; NaN -> 0x7F | sign */
-uint8_t bl_f32_to_e2m1(float x); /* clamps to +-6; ties to even; keeps the sign of zero */
-/* Byte of 2^ceil(log2 r), r > 0 finite, from the bits; 255 is never returned for finite r below 2^128. */
+/* Clamps to +-6; ties to even; keeps the sign of zero. NaN, which the format lacks, gives 0 with its sign: refuse it before. */
+uint8_t bl_f32_to_e2m1(float x);
+/* Byte of 2^ceil(log2 r), r > 0 finite, from the bits: 1 for every subnormal r, 254 (2^127) for everything above 2^126, so
+ * that 255 is never returned. */
 uint8_t bl_e8m0_ceil(float r);
 
-/* ---- casts to bf16: one row stripe. Exact for scale bytes in the stated range; outside it the value may not exist in
- * bf16, and the caller must have refused. Any alignment; out never overlaps in. */
+/* ---- casts to bf16: one row stripe. Exact for scale bytes in the ranges below. Outside them the result is still defined,
+ * and the same in every variant: the exact product rounded to nearest even, infinite from 2^128 on; a caller that promises
+ * exactness refuses such bytes first (scale_check). NaN (code 0x7F/0xFF or scale 255) becomes 0x7FC0 with the code's sign;
+ * zeros keep their sign. Any alignment; out never overlaps in. */
 typedef struct bl_cast_kernels {
     const char *name;
     /* cols e4m3 codes of one row, scale byte scale[i / 32] for element i (cols need not be a multiple of 32). */
     void (*fp8_row)(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
     /* cols (even) e2m1 codes of one row packed two a byte, scale byte scale[i / 32]. */
     void (*fp4_row)(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int64_t cols);
+    /* The same bits, stored past the caches: for bulk casts in memory whose output is larger than the last-level cache and is
+     * not read back soon (ordinary stores first read every line they fill). A tile that is hashed or written next wants the
+     * functions above. Takes effect when out is 64-byte aligned. Call stream_fence, in the thread that cast, before another
+     * thread may read the output. */
+    void (*fp8_row_stream)(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
+    void (*fp4_row_stream)(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int64_t cols);
+    void (*stream_fence)(void);
     /* Are all n scale bytes inside [lo, hi]? Returns the index of the first that is not, n when all are. */
     int64_t (*scale_check)(const uint8_t *scale, int64_t n, uint8_t lo, uint8_t hi);
     /* Index of the first e4m3 NaN code (0x7F, 0xFF) among n, n when none. */
