@@ -1,0 +1,31 @@
+/* What linear.c and the variants of its family share. Not for callers: they use the table of linear.h. */
+#ifndef BL_KERNELS_LINEAR_VARIANTS_H
+#define BL_KERNELS_LINEAR_VARIANTS_H
+
+#include "kernels/linear.h"
+
+enum {
+    BL_LANES = 16,     /* float32 accumulators of an output element */
+    BL_BLOCK = 32,     /* elements of K that one step of all lanes takes, and what shares a scale */
+    BL_SCALE_ROWS = 32 /* rows that share a scale in BL_W_FP8 */
+};
+
+/* First code of row r, and the scale bytes of its K blocks (NULL for the kinds without). */
+static inline const void *bl_matrix_row(const bl_matrix *w, int64_t r)
+{
+    switch (w->kind) {
+    case BL_W_BF16: return (const uint16_t *)w->codes + r * w->cols;
+    case BL_W_FP8: return (const uint8_t *)w->codes + r * w->cols;
+    case BL_W_FP4: return (const uint8_t *)w->codes + r * (w->cols / 2);
+    case BL_W_F32: break;
+    }
+    return (const float *)w->codes + r * w->cols;
+}
+
+static inline const uint8_t *bl_matrix_scale(const bl_matrix *w, int64_t r)
+{
+    if (w->kind == BL_W_FP8) return w->scale + r / BL_SCALE_ROWS * (w->cols / BL_BLOCK);
+    return w->kind == BL_W_FP4 ? w->scale + r * (w->cols / BL_BLOCK) : (const uint8_t *)0;
+}
+
+#endif
