@@ -34,7 +34,11 @@ typedef struct bl_json_limits {
     size_t max_bytes;       /* default 100,000,000 */
     unsigned max_depth;     /* default 64; a scalar has depth 0, {} and [] depth 1 */
     bool last_duplicate_wins; /* HTTP bodies: duplicate keys are allowed and the last one counts */
+    bool refuse_lone_surrogates; /* "\ud800" is an error, as in readers whose strings are UTF-8 */
 } bl_json_limits;
+
+/* Is s[0..n) well-formed UTF-8 without control characters (below 0x20, and 0x7f)? */
+bool bl_text_is_clean(const char *s, size_t n);
 
 /* Validate text[0..n) and return the whole value in *root. path names the source in errors; the offset is where it fails. */
 bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits, const char *path, bl_json *root,

@@ -33,7 +33,7 @@ typedef struct check {
     bl_error *err;
     frame *stack;
     unsigned depth, max_depth;
-    bool duplicates_allowed;
+    bool duplicates_allowed, surrogates_refused;
     key *keys;
     size_t key_count, key_cap;
     uint32_t *table; /* index + 1, 0 = empty */
@@ -79,6 +79,19 @@ static size_t utf8_length(const unsigned char *p, const unsigned char *end)
     return 0;
 }
 
+bool bl_text_is_clean(const char *s, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)s, *end = p + n;
+    while (p < end) {
+        size_t len = *p < 0x80 ? *p >= 0x20 && *p != 0x7f : utf8_length(p, end);
+        if (len == 0) {
+            return false;
+        }
+        p += len;
+    }
+    return true;
+}
+
 /* Bytes before the first one that is a quote, a backslash, a control or not ASCII; eight at a time. */
 static const char *plain_run(const char *p, const char *end)
 {
@@ -100,9 +113,27 @@ static const char *plain_run(const char *p, const char *end)
     return p;
 }
 
+/* Four hex digits behind "\u" at c->p. */
+static bl_status check_hex(check *c, const char *at, unsigned *u)
+{
+    *u = 0;
+    for (int i = 0; i < 4; i++, c->p++) {
+        unsigned h = c->p < c->end ? (unsigned char)*c->p : 0, lower = h | 0x20;
+        if (h >= '0' && h <= '9') {
+            *u = *u << 4 | (h - '0');
+        } else if (lower >= 'a' && lower <= 'f') {
+            *u = *u << 4 | (lower - 'a' + 10);
+        } else {
+            return bad(c, at, "\\u needs four hex digits");
+        }
+    }
+    return BL_OK;
+}
+
 static bl_status check_escape(check *c)
 {
     const char *at = c->p++;
+    unsigned u, low;
     if (c->p >= c->end) {
         return bad(c, at, "the text ends inside an escape");
     }
@@ -110,13 +141,16 @@ static bl_status check_escape(check *c)
     if (e != 'u') {
         return e && strchr("\"\\/bfnrt", e) ? BL_OK : bad(c, at, "unknown escape");
     }
-    for (int i = 0; i < 4; i++, c->p++) {
-        unsigned h = c->p < c->end ? (unsigned char)*c->p : 0;
-        if (!((h >= '0' && h <= '9') || ((h | 0x20) >= 'a' && (h | 0x20) <= 'f'))) {
-            return bad(c, at, "\\u needs four hex digits");
-        }
+    BL_TRY(check_hex(c, at, &u));
+    if (!c->surrogates_refused || u < 0xd800 || u > 0xdfff) {
+        return BL_OK;
     }
-    return BL_OK;
+    if (u >= 0xdc00 || c->end - c->p < 2 || c->p[0] != '\\' || c->p[1] != 'u') {
+        return bad(c, at, "lone surrogate");
+    }
+    c->p += 2;
+    BL_TRY(check_hex(c, at, &low));
+    return low >= 0xdc00 && low <= 0xdfff ? BL_OK : bad(c, at, "lone surrogate");
 }
 
 /* The string at c->p; *escaped says whether it holds a backslash. */
@@ -502,6 +536,7 @@ bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits
     check c = {.text = text, .p = text, .end = text + n, .path = path, .err = err};
     c.max_depth = limits && limits->max_depth ? limits->max_depth : DEFAULT_DEPTH;
     c.duplicates_allowed = limits && limits->last_duplicate_wins;
+    c.surrogates_refused = limits && limits->refuse_lone_surrogates;
     if (max_bytes >= UINT32_MAX) {
         max_bytes = UINT32_MAX - 1; /* offsets of keys are kept in 32 bits */
     }

@@ -9,6 +9,8 @@
 #include "formats/dtype.h"
 #include "formats/file.h"
 
+#include <stdbool.h>
+
 #define BL_MAX_DIMS 32
 #define BL_ST_MAX_HEADER 100000000u /* bytes of JSON, as in the reference implementation */
 #define BL_MAX_NAME 1024            /* bytes of a tensor name */
@@ -24,6 +26,10 @@ typedef struct bl_tensor {
     uint64_t nbytes;
 } bl_tensor;
 
+/* Bytes of a dtype and shape: false when the product overflows 64 bits or sub-byte elements do not fill whole bytes. */
+bool bl_tensor_size(bl_dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *nbytes);
+/* May a tensor have this name (n bytes)? UTF-8 of at most BL_MAX_NAME bytes without control characters, not "__metadata__". */
+bool bl_tensor_name_ok(const char *name, size_t n);
 /* Product of the dimensions (1 for a scalar); shapes of read tensors never overflow. */
 uint64_t bl_tensor_elements(const bl_tensor *t);
 
@@ -38,21 +44,23 @@ typedef struct bl_st_header {
 } bl_st_header;
 
 /* Read and check the header of f (every rule above; formats details in README.md). Files that are something else are told
- * apart in the message: a git-lfs pointer (with its oid and size), an HTML page, a ZIP (old PyTorch), gzip, an empty file, a
+ * apart in the
+ * message: a git-lfs pointer (with its oid and size), an HTML page, a ZIP (old PyTorch), gzip, an empty file, a
  * truncated download (header complete, data short: says how many bytes are missing). file_index goes into every tensor's
  * file field. Memory is bounded by the header's size times a small constant. */
 bl_status bl_st_read(const bl_file *f, uint32_t file_index, bl_arena *arena, bl_st_header *out, bl_error *err);
 
 /* Lay out tensors for writing: fills every tensor's nbytes and offset (absolute) and returns the finished header (8 + N
  * bytes, padded with spaces so that data begins on a multiple of align, a power of two >= 8) in the arena. Data order: as given when
- * keep_order is nonzero, else largest first, then by name; no holes either way. metadata is [2 * metadata_count] key, value.
- * Refuses duplicate or illegal names and headers over BL_ST_MAX_HEADER. *file_bytes is the complete size. */
+ * keep_order is nonzero; else largest first, then by name, with tensors of a size that is no multiple of 8 last, widest
+ * elements first, so that every tensor is aligned for its dtype. No holes either way; the array itself is not reordered. metadata is [2 * metadata_count] key, value.
+ * Refuses duplicate or illegal names, impossible shapes and headers over BL_ST_MAX_HEADER (BL_E_INPUT). *file_bytes is the complete size. */
 bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *metadata, size_t metadata_count, uint32_t align,
                        int keep_order, bl_arena *arena, const char **header, uint64_t *header_bytes, uint64_t *file_bytes,
                        bl_error *err);
 
 /* Two orderings for qsort of bl_tensor. */
 int bl_tensor_by_name(const void *a, const void *b);
-int bl_tensor_by_place(const void *a, const void *b); /* file, offset, name */
+int bl_tensor_by_place(const void *a, const void *b); /* file, offset, size, name */
 
 #endif

@@ -1,0 +1,83 @@
+#include "formats/foreign.h"
+
+#include <string.h>
+#include <strings.h>
+
+static bool starts(const char *s, size_t n, const char *with)
+{
+    size_t m = strlen(with);
+    return n >= m && memcmp(s, with, m) == 0;
+}
+
+/* The rest of the line that starts with key in a pointer file; "" when there is none. */
+static void pointer_field(const char *text, const char *key, char *out, size_t cap)
+{
+    const char *line = strstr(text, key);
+    size_t n = 0;
+    if (line) {
+        line += strlen(key);
+        n = strcspn(line, "\r\n");
+        n = n < cap ? n : cap - 1;
+        memcpy(out, line, n);
+    }
+    out[n] = 0;
+}
+
+static bl_status lfs_pointer(const bl_file *f, const char *text, bl_error *err)
+{
+    char oid[128], size[32];
+    pointer_field(text, "\noid ", oid, sizeof oid);
+    pointer_field(text, "\nsize ", size, sizeof size);
+    return bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1,
+                   "a git-lfs pointer, not the file itself: fetch it (git lfs pull); oid %s, size %s", oid, size);
+}
+
+/* Markup: skips a byte order mark and white space. */
+static const char *markup(const char *text)
+{
+    const char *p = starts(text, strlen(text), "\xef\xbb\xbf") ? text + 3 : text;
+    p += strspn(p, " \t\r\n");
+    if (strncasecmp(p, "<!doctype html", 14) == 0 || strncasecmp(p, "<html", 5) == 0 || strncasecmp(p, "<head", 5) == 0) {
+        return "an HTML page: the download got a web page, perhaps an error or a login";
+    }
+    if (strncasecmp(p, "<?xml", 5) == 0) {
+        return "an XML document: the download got an error reply";
+    }
+    return NULL;
+}
+
+bl_status bl_foreign_check(const bl_file *f, bl_error *err)
+{
+    static const struct {
+        const char *magic;
+        size_t n;
+        const char *what;
+    } known[] = {
+        {"PK\x03\x04", 4, "a ZIP archive (PyTorch .bin and .pt files are): not a safetensors file"},
+        {"\x1f\x8b", 2, "gzip data: decompress it first"},
+        {"\x28\xb5\x2f\xfd", 4, "zstd data: decompress it first"},
+        {"GGUF", 4, "a GGUF file, not a safetensors file"},
+        {"\x89HDF", 4, "an HDF5 file, not a safetensors file"},
+        {"\x80\x02", 2, "a Python pickle, not a safetensors file"},
+        {"\x93NUMPY", 6, "a NumPy array, not a safetensors file"},
+        {"{", 1, "JSON text, not a safetensors file"},
+        {"\0\0\0\0\0\0\0\0", 8, "zero bytes where the header should be: a download or a copy that was never filled"},
+    };
+    char head[513];
+    size_t n = bl_file_size(f) < sizeof head - 1 ? (size_t)bl_file_size(f) : sizeof head - 1;
+    BL_TRY(bl_file_read(f, head, n, 0, err));
+    head[n] = 0;
+    if (starts(head, n, "version https://git-lfs")) {
+        return lfs_pointer(f, head, err);
+    }
+    const char *what = markup(head);
+    for (size_t i = 0; !what && i < sizeof known / sizeof *known; i++) {
+        if (n >= known[i].n && memcmp(head, known[i].magic, known[i].n) == 0) {
+            what = known[i].what;
+        }
+    }
+    if (!what && n > 262 && memcmp(head + 257, "ustar", 5) == 0) {
+        what = "a tar archive: unpack it first";
+    }
+    return what ? bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1, "%s", what) : BL_OK;
+}

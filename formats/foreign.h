@@ -1,0 +1,12 @@
+/* Files that pretend to be a checkpoint shard: say what they are. */
+#ifndef BL_FORMATS_FOREIGN_H
+#define BL_FORMATS_FOREIGN_H
+
+#include "formats/file.h"
+
+/* BL_OK when f is nothing known; otherwise BL_E_INPUT with a message that names what it is: a git-lfs pointer (with oid and
+ * size of the real file), an HTML or XML page, a ZIP archive (old PyTorch), gzip, zstd, tar, GGUF, HDF5, a Python pickle,
+ * JSON text, all zeros. Judged from the first bytes: call it only on a file that is no safetensors file. */
+bl_status bl_foreign_check(const bl_file *f, bl_error *err);
+
+#endif
