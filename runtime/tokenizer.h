@@ -19,6 +19,8 @@ int bl_tokenizer_size(const bl_tokenizer *t);
 int bl_tokenizer_id(const bl_tokenizer *t, const char *token);
 /* The bytes an id stands for (added tokens: their literal text), borrowed; *n = length. NULL for an unused id. */
 const char *bl_tokenizer_bytes(const bl_tokenizer *t, int id, size_t *n);
+/* The string an id has in the file (vocabulary entries: in the byte alphabet), borrowed; *n = length. NULL for an unused id. */
+const char *bl_tokenizer_name(const bl_tokenizer *t, int id, size_t *n);
 bool bl_tokenizer_is_added(const bl_tokenizer *t, int id);
 bool bl_tokenizer_is_special(const bl_tokenizer *t, int id);
 
