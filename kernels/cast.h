@@ -44,7 +44,7 @@ typedef struct bl_cast_kernels {
     void (*fp8_row_stream)(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
     void (*fp4_row_stream)(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int64_t cols);
     void (*stream_fence)(void);
-    /* Are all n scale bytes inside [lo, hi]? Returns the index of the first that is not, n when all are. */
+    /* Are all n scale bytes inside [lo, hi], lo <= hi? Returns the index of the first that is not, n when all are. */
     int64_t (*scale_check)(const uint8_t *scale, int64_t n, uint8_t lo, uint8_t hi);
     /* Index of the first e4m3 NaN code (0x7F, 0xFF) among n, n when none. */
     int64_t (*fp8_nan)(const uint8_t *codes, int64_t n);

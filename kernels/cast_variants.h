@@ -12,7 +12,6 @@ void bl_fp4_row_c(uint16_t *out, const uint8_t *packed, const uint8_t *scale, in
 /* Each overlays the entries it has on a table filled for the level below it. */
 void bl_cast_init_avx2(bl_cast_kernels *t);
 void bl_cast_init_avx512(bl_cast_kernels *t);
-void bl_cast_init_avx512vbmi(bl_cast_kernels *t);
 void bl_cast_init_neon(bl_cast_kernels *t);
 
 #endif

@@ -102,11 +102,11 @@ static inline __attribute__((always_inline)) int fp8_blocks(uint16_t *out, const
     return !_mm256_testz_si256(found, found);
 }
 
-/* Two blocks at a time, one in each 128-bit lane: a nibble is looked up in its block's sixteen low and sixteen high bytes.
+/* Two blocks of packed codes, one in each 128-bit lane, and their scale bytes, the first in the low byte: a nibble is looked up in its block's sixteen low and sixteen high bytes.
  * With e = -1 .. 2 the exponent of a code's value, the exponent field is scale + e, one bit of it in the low byte. */
 enum { FP4_FAST_MIN = 2, FP4_FAST_MAX = BL_FP4_SCALE_MAX };
 
-static inline __attribute__((always_inline)) void fp4_pair(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int stream)
+static inline __attribute__((always_inline)) void fp4_pair(__m256i out[4], __m256i p, uint16_t scales)
 {
     /* codes 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives, for an even scale byte and for an odd one */
     const __m256i low_even = _mm256_broadcastsi128_si256(
@@ -122,34 +122,39 @@ static inline __attribute__((always_inline)) void fp4_pair(uint16_t *out, const 
     const __m256i lane = _mm256_setr_m128i(_mm_setzero_si128(), _mm_set1_epi8(1));
     const __m256i nibble = _mm256_set1_epi8(15);
 
-    uint16_t both;
-    memcpy(&both, scale, 2);
-    __m256i s = _mm256_shuffle_epi8(_mm256_set1_epi16((short)both), lane);
+    __m256i s = _mm256_shuffle_epi8(_mm256_set1_epi16((short)scales), lane);
     __m256i parity = _mm256_slli_epi16(s, 7); /* to the top of each byte, where a blend looks */
     __m256i half = _mm256_and_si256(_mm256_srli_epi16(s, 1), nonzero);
     __m256i low = _mm256_blendv_epi8(low_even, low_odd, parity);
     __m256i high = _mm256_add_epi8(_mm256_blendv_epi8(high_even, high_odd, parity), half);
 
-    __m256i p = _mm256_loadu_si256((const __m256i *)packed);
     __m256i even = _mm256_and_si256(p, nibble), odd = _mm256_and_si256(_mm256_srli_epi16(p, 4), nibble);
     __m256i c0 = _mm256_unpacklo_epi8(even, odd), c1 = _mm256_unpackhi_epi8(even, odd);
     __m256i l0 = _mm256_shuffle_epi8(low, c0), h0 = _mm256_shuffle_epi8(high, c0);
     __m256i l1 = _mm256_shuffle_epi8(low, c1), h1 = _mm256_shuffle_epi8(high, c1);
     __m256i r0 = _mm256_unpacklo_epi8(l0, h0), r1 = _mm256_unpackhi_epi8(l0, h0);
     __m256i r2 = _mm256_unpacklo_epi8(l1, h1), r3 = _mm256_unpackhi_epi8(l1, h1);
-    store(out, _mm256_permute2x128_si256(r0, r1, 0x20), stream);
-    store(out + 16, _mm256_permute2x128_si256(r2, r3, 0x20), stream);
-    store(out + 32, _mm256_permute2x128_si256(r0, r1, 0x31), stream);
-    store(out + 48, _mm256_permute2x128_si256(r2, r3, 0x31), stream);
+    out[0] = _mm256_permute2x128_si256(r0, r1, 0x20);
+    out[1] = _mm256_permute2x128_si256(r2, r3, 0x20);
+    out[2] = _mm256_permute2x128_si256(r0, r1, 0x31);
+    out[3] = _mm256_permute2x128_si256(r2, r3, 0x31);
 }
 
-/* Whole blocks with scale bytes in the fast range; an odd last block goes to the reference. */
+/* Whole blocks with scale bytes in the fast range. */
 static inline __attribute__((always_inline)) void fp4_blocks(uint16_t *out, const uint8_t *packed, const uint8_t *scale,
                                                              int64_t blocks, int stream)
 {
+    __m256i r[4];
     int64_t b = 0;
-    for (; b + 2 <= blocks; b += 2) fp4_pair(out + 32 * b, packed + 16 * b, scale + b, stream);
-    if (b < blocks) bl_fp4_row_c(out + 32 * b, packed + 16 * b, scale + b, 32);
+    for (; b + 2 <= blocks; b += 2) {
+        uint16_t scales;
+        memcpy(&scales, scale + b, 2);
+        fp4_pair(r, _mm256_loadu_si256((const __m256i *)(packed + 16 * b)), scales);
+        for (int i = 0; i < 4; i++) store(out + 32 * b + 16 * i, r[i], stream);
+    }
+    if (b == blocks) return;
+    fp4_pair(r, _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(packed + 16 * b))), scale[b]);
+    for (int i = 0; i < 2; i++) store(out + 32 * b + 16 * i, r[i], stream);
 }
 
 static inline __attribute__((always_inline)) void fp8_row(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols,
