@@ -21,7 +21,7 @@ typedef struct bl_config {
     const int *compress_ratios; /* [num_hidden_layers + num_nextn_predict_layers], each 0, 1 or 2 */
     const int *kv_source_layer_ids, *index_source_layer_ids; /* ascending */
     int kv_source_count, index_source_count;
-    int index_n_heads, index_head_dim, index_topk;
+    int index_n_heads, index_head_dim, index_topk; /* may be 0 when no layer is compressed */
     int candidate_source_layer_id; /* -1 = no candidate filter */
     int candidate_topk_blocks, candidate_block_size;
     double rope_theta, compress_rope_theta;
@@ -37,7 +37,7 @@ typedef struct bl_config {
     int dspark_block_size, dspark_noise_token_id, dspark_markov_rank, dspark_n_routed_experts, dspark_num_experts_per_tok;
     const int *dspark_target_layer_ids;
     int dspark_target_count;
-    int bos_token_id, eos_token_id, pad_token_id, image_token_id; /* image_token_id -1 = none */
+    int bos_token_id, eos_token_id, pad_token_id, image_token_id; /* -1 = none */
     bool has_vision;
     bool nested;                 /* text_config present */
     bool quantized;              /* quantization_config present: fp8 dense weights */
@@ -49,12 +49,15 @@ typedef struct bl_config {
 
 /* Parse and validate the text of a config.json. Every field used is checked for presence, type and range and against the
  * others (lists inside the layer count, ratios against sources, head counts against groups, ...); errors name the key.
+ * Keys are looked up in text_config, then at the top level; null counts as absent. num_attention_heads need not be a multiple
+ * of o_groups: their product with head_dim is. Inner dimensions of quantised products are multiples of 32.
  * model_type "deepseek_v41" and "deepseek_v4.1" are accepted. path names the source in errors. */
 bl_status bl_config_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_config *out, bl_error *err);
 
 /* Layer facts. */
 int bl_config_kv_source(const bl_config *c, int layer);    /* latest KV source <= layer with ratio > 0; -1 for window-only layers */
 int bl_config_index_source(const bl_config *c, int layer); /* latest index source <= layer; -1 likewise */
+/* Listed as a source and compressed: a listed layer whose ratio is 0 computes nothing. */
 bool bl_config_is_kv_source(const bl_config *c, int layer);
 bool bl_config_is_index_source(const bl_config *c, int layer);
 int bl_config_engram_index(const bl_config *c, int layer); /* position in engram_layer_ids, -1 = none */
