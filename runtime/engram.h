@@ -9,7 +9,8 @@
 bl_status bl_engram_token_map(const bl_tokenizer *t, int32_t **map, int *classes, bl_error *err);
 
 /* n odd multipliers of a layer: numpy's default_rng(10007 * layer).integers(0, bound, n) * 2 + 1 with
- * bound = max(1, (2^63 - 1) / classes / 2); PCG64 seeded through SeedSequence, Lemire's bounded rejection. */
+ * bound = max(1, (2^63 - 1) / classes / 2); PCG64 seeded through SeedSequence, Lemire's bounded rejection. 1 <= classes <= 2^29, 0 <= layer <
+ * 2^18. Exact. */
 void bl_engram_multipliers(int64_t *out, int n, int layer, int classes);
 
 #define BL_ENGRAM_DEAD (-1) /* history entry that blocks (image span); also "before the start" */

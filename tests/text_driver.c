@@ -1,9 +1,12 @@
 /* Lets the python tests reach the text side of the runtime: one question per line of standard input, one answer per line.
  *
  *   text_driver encode TOKENIZER [plain]   JSON string -> ids, space separated ("plain": added tokens are text)
- *   text_driver decode TOKENIZER           ids -> the text as hexadecimal bytes */
+ *   text_driver decode TOKENIZER           ids -> the text as hexadecimal bytes
+ *   text_driver classes TOKENIZER          (no input) the Engram class of every id
+ *   text_driver multipliers                "N LAYER CLASSES" -> N multipliers */
 #include "formats/file.h"
 #include "formats/json.h"
+#include "runtime/engram.h"
 #include "runtime/tokenizer.h"
 
 #include <stdio.h>
@@ -51,15 +54,35 @@ static int decode(const bl_tokenizer *t, char *line)
     return 0;
 }
 
-int main(int argc, char **argv)
+static int classes(const bl_tokenizer *t, bl_error *err)
 {
-    bl_error err;
-    bl_error_clear(&err);
-    bl_tokenizer *t = NULL;
-    if (argc < 3 || (strcmp(argv[1], "encode") && strcmp(argv[1], "decode")))
+    int32_t *map;
+    int count;
+    if (bl_engram_token_map(t, &map, &count, err) != BL_OK)
+        return fail(err);
+    for (int i = 0; i < bl_tokenizer_size(t); i++)
+        printf("%d ", (int)map[i]);
+    printf("\n%d\n", count);
+    free(map);
+    return 0;
+}
+
+static int multipliers(const char *line)
+{
+    int64_t m[64];
+    int n, layer, count;
+    if (sscanf(line, "%d %d %d", &n, &layer, &count) != 3 || n > 64)
         return 2;
-    if (bl_tokenizer_open(&t, argv[2], &err) != BL_OK)
-        return fail(&err);
+    bl_engram_multipliers(m, n, layer, count);
+    for (int i = 0; i < n; i++)
+        printf("%lld ", (long long)m[i]);
+    putchar('\n');
+    return 0;
+}
+
+/* Answer every line of standard input. */
+static int serve(const char *what, const bl_tokenizer *t, bool added, bl_error *err)
+{
     char *line = NULL;
     size_t cap = 0;
     ssize_t n;
@@ -67,9 +90,27 @@ int main(int argc, char **argv)
     while (rc == 0 && (n = getline(&line, &cap, stdin)) > 0) {
         if (line[n - 1] == '\n')
             line[--n] = 0;
-        rc = argv[1][0] == 'e' ? encode(t, line, (size_t)n, argc < 4, &err) : decode(t, line);
+        if (!strcmp(what, "encode"))
+            rc = encode(t, line, (size_t)n, added, err);
+        else if (!strcmp(what, "decode"))
+            rc = decode(t, line);
+        else
+            rc = multipliers(line);
     }
     free(line);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    bl_error err;
+    bl_error_clear(&err);
+    if (argc < 2)
+        return 2;
+    bl_tokenizer *t = NULL;
+    if (argc > 2 && bl_tokenizer_open(&t, argv[2], &err) != BL_OK)
+        return fail(&err);
+    int rc = strcmp(argv[1], "classes") ? serve(argv[1], t, argc < 4, &err) : classes(t, &err);
     bl_tokenizer_close(&t);
     return rc;
 }
