@@ -1,6 +1,7 @@
 #include "kernels/linear_variants.h"
 
 #include "kernels/cast.h"
+#include "kernels/cpu.h"
 
 #include <math.h>
 #include <string.h>
@@ -77,7 +78,6 @@ static void rows_c(float *y, int64_t ldy, const void *packed, int64_t tokens, co
 
 void bl_linear_init(bl_linear_kernels *t, unsigned cpu)
 {
-    (void)cpu;
     *t = (bl_linear_kernels){
         .name = "c",
         .packed_bytes = packed_bytes_c,
@@ -85,4 +85,9 @@ void bl_linear_init(bl_linear_kernels *t, unsigned cpu)
         .pack = pack_c,
         .rows = rows_c,
     };
+#if defined(__x86_64__)
+    if (cpu & BL_CPU_AVX2) bl_linear_init_avx2(t);
+#else
+    (void)cpu;
+#endif
 }

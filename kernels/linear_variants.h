@@ -10,16 +10,21 @@ enum {
     BL_SCALE_ROWS = 32 /* rows that share a scale in BL_W_FP8 */
 };
 
-/* First code of row r, and the scale bytes of its K blocks (NULL for the kinds without). */
-static inline const void *bl_matrix_row(const bl_matrix *w, int64_t r)
+static inline int64_t bl_matrix_row_bytes(const bl_matrix *w)
 {
     switch (w->kind) {
-    case BL_W_BF16: return (const uint16_t *)w->codes + r * w->cols;
-    case BL_W_FP8: return (const uint8_t *)w->codes + r * w->cols;
-    case BL_W_FP4: return (const uint8_t *)w->codes + r * (w->cols / 2);
+    case BL_W_BF16: return w->cols * 2;
+    case BL_W_FP8: return w->cols;
+    case BL_W_FP4: return w->cols / 2;
     case BL_W_F32: break;
     }
-    return (const float *)w->codes + r * w->cols;
+    return w->cols * 4;
+}
+
+/* First code of row r, and the scale bytes of its K blocks (NULL for the kinds without). */
+static inline const uint8_t *bl_matrix_row(const bl_matrix *w, int64_t r)
+{
+    return (const uint8_t *)w->codes + r * bl_matrix_row_bytes(w);
 }
 
 static inline const uint8_t *bl_matrix_scale(const bl_matrix *w, int64_t r)
@@ -27,5 +32,8 @@ static inline const uint8_t *bl_matrix_scale(const bl_matrix *w, int64_t r)
     if (w->kind == BL_W_FP8) return w->scale + r / BL_SCALE_ROWS * (w->cols / BL_BLOCK);
     return w->kind == BL_W_FP4 ? w->scale + r * (w->cols / BL_BLOCK) : (const uint8_t *)0;
 }
+
+/* Each fills a whole table: a variant's packed activation is its own. */
+void bl_linear_init_avx2(bl_linear_kernels *t);
 
 #endif
