@@ -13,9 +13,21 @@ typedef struct bl_sampling {
 } bl_sampling;
 
 /* The token for the given position. Greedy: the largest logit, lowest id on ties. Else: logits / temperature, softmax, top-k, then
- * top-p over what is left, then min-p, then one draw by a counter-based generator of (seed, position), so that a sequence
- * gives the same text whatever else runs. Ties by lower id. scratch: 2 * n int32-sized words. logits [n] are not changed. NaN logits never win; returns -1
- * when every logit is NaN. *logprob (may be NULL) = log softmax(logits / temperature) of the token (temperature 1 when greedy). */
+ * top-p over what is left, then min-p (relative to the most likely token), then one draw with bl_uniform(seed, position), so that a
+ * sequence gives the same text whatever else runs. Ties by lower id. scratch: 2 * n int32-sized words. logits [n] are not changed. NaN
+ * logits never win; returns -1 when every logit is NaN. *logprob (may be NULL) = log softmax(logits / temperature) of the token
+ * (temperature 1 when greedy). */
 int bl_sample(const float *logits, int n, const bl_sampling *s, uint64_t position, void *scratch, float *logprob);
+
+/* log softmax(logits / temperature) of one token (temperature below 1e-6 counts as 1), as bl_sample reports it; -INFINITY for a token
+ * whose logit is NaN. */
+float bl_logprob(const float *logits, int n, float temperature, int token);
+
+/* Ids of the k largest logits, largest first, ties by lower id, NaN left out; returns how many (at most k and n). */
+int bl_top_logits(const float *logits, int n, int k, int32_t *ids);
+
+/* The counter-based generator: a number in [0, 1) with 53 random bits, a function of its arguments alone. Two rounds of the SplitMix64
+ * finaliser, seed first, so that neither seeds nor positions next to each other are related. */
+double bl_uniform(uint64_t seed, uint64_t position);
 
 #endif
