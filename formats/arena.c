@@ -12,8 +12,8 @@ struct bl_arena_block {
     _Alignas(16) unsigned char data[];
 };
 
-/* A new block of at least size bytes. Blocks double, so that a small arena stays small and a large one makes few calls; an
- * allocation larger than the usual block goes behind the head, whose rest stays usable. */
+/* A new block of at least size bytes. Blocks double, so that a small arena stays small and a large one makes
+ * few calls; an allocation larger than the usual block goes behind the head, whose rest stays usable. */
 static struct bl_arena_block *grow(bl_arena *a, size_t size)
 {
     size_t usual = a->head ? a->head->size * 2 : FIRST_BLOCK;

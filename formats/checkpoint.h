@@ -4,6 +4,7 @@
 #define BL_FORMATS_CHECKPOINT_H
 
 #include "formats/config.h"
+#include "formats/manifest.h"
 #include "formats/safetensors.h"
 
 typedef enum bl_source_kind {
@@ -31,21 +32,35 @@ typedef struct bl_checkpoint {
     uint64_t tensor_bytes;
     bool has_config;
     bl_config config;
+    const bl_manifest *manifest;   /* packed models; NULL otherwise */
+    const bl_rank_manifest *rank;  /* likewise: the manifest of the rank that was opened */
+    size_t problems;               /* reported through on_problem */
     bl_arena arena;
 } bl_checkpoint;
 
 typedef struct bl_checkpoint_options {
-    bool tolerate; /* collect problems through on_problem and go on where that makes sense (verify, inspect) */
-    void (*on_problem)(void *arg, const bl_error *problem);
+    bool tolerate; /* report bad input through on_problem and go on without what is damaged (verify, inspect) */
+    void (*on_problem)(void *arg, const bl_error *problem); /* may be NULL */
     void *arg;
+    int rank; /* packed models: the rank to open */
 } bl_checkpoint_options;
 
-/* Open path (folder or file). HF folders: the index is read tolerantly (metadata may be empty, extra keys are ignored) but
- * every tensor must be in exactly the shard it names, no shard may hold a tensor the index lacks, no *.safetensors file may
- * stand beside them unnamed, no name may occur twice; file names with '/', "..", or NUL are refused, symbolic links are
- * followed. Without an index a folder with exactly one *.safetensors file is that file. Packed models: files and offsets of
- * rank 0's manifest, each payload file's header read and compared with it. options may be NULL. */
+/* Open path (folder or file).
+ *
+ * HF folders: config.json must be there. The index is read tolerantly (metadata may be empty or absent, extra keys are
+ * ignored) but every tensor must be in exactly the shard it names, no shard may hold a tensor the index lacks, no
+ * *.safetensors file may stand beside them unnamed, no name may occur twice, and as many shards must exist as "-of-NNNNN" in
+ * their names says. File names with '/', a leading '.', NUL or control characters are refused, symbolic links are followed.
+ * metadata.total_size is often wrong in the wild: a mismatch is reported when tolerate is set and ignored otherwise. Without
+ * an index a folder with exactly one *.safetensors file is that file.
+ *
+ * Packed models: config.json, manifest.json and the files and offsets of one rank's manifest, each payload file's header read
+ * and compared with it; no other *.safetensors file may be in the rank's folder.
+ *
+ * options may be NULL. With tolerate BL_OK is returned also when problems were reported (their count is in problems); what
+ * could not be read is absent from files and tensors. Trouble that is not the input's (BL_E_IO, BL_E_NOMEM) always fails. */
 bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_checkpoint_options *options, bl_error *err);
+/* Close the files, free everything, null *c; NULL is fine. */
 void bl_checkpoint_close(bl_checkpoint **c);
 
 /* By name; NULL when absent. O(log n). */

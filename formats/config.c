@@ -27,7 +27,10 @@ typedef struct int_field {
     int min, max;
 } int_field;
 
-#define FIELD(name, min, max) {#name, offsetof(bl_config, name), min, max}
+#define FIELD(name, min, max)                                                                                \
+    {                                                                                                        \
+#name, offsetof(bl_config, name), min, max                                                           \
+    }
 #define MAX_WIDTH (1 << 20) /* of one dimension; products are checked apart */
 
 static const int_field required_ints[] = {
@@ -66,8 +69,8 @@ static const int_field engram_ints[] = {
     FIELD(engram_compressed_vocab_size, 1, INT_MAX),
 };
 static const int_field draft_ints[] = {
-    FIELD(dspark_block_size, 1, 1 << 16),        FIELD(dspark_noise_token_id, 0, INT_MAX),
-    FIELD(dspark_markov_rank, 1, MAX_WIDTH),     FIELD(dspark_n_routed_experts, 1, 1 << 16),
+    FIELD(dspark_block_size, 1, 1 << 16),          FIELD(dspark_noise_token_id, 0, INT_MAX),
+    FIELD(dspark_markov_rank, 1, MAX_WIDTH),       FIELD(dspark_n_routed_experts, 1, 1 << 16),
     FIELD(dspark_num_experts_per_tok, 1, 1 << 16),
 };
 static const int_field token_ints[] = {
@@ -104,7 +107,8 @@ static bl_status to_int(const reader *r, const char *key, bl_json v, int64_t min
         *out = (int64_t)d;
     }
     if (*out < min || *out > max) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1, "is %" PRId64 ", must be from %" PRId64 " to %" PRId64, *out, min, max);
+        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1,
+                       "is %" PRId64 ", must be from %" PRId64 " to %" PRId64, *out, min, max);
     }
     return BL_OK;
 }
@@ -165,7 +169,8 @@ static bl_status read_bool(const reader *r, const char *key, bool fallback, bool
 }
 
 /* A list of integers, each in [min, max]; an absent key is an empty list. */
-static bl_status read_list(const reader *r, const char *key, int64_t min, int64_t max, const int64_t **out, int *count)
+static bl_status read_list(const reader *r, const char *key, int64_t min, int64_t max, const int64_t **out,
+                           int *count)
 {
     bl_json v = find(r, key), k, e;
     *count = 0;
@@ -178,7 +183,8 @@ static bl_status read_list(const reader *r, const char *key, int64_t min, int64_
         return bad(r, key, "must be a list of integers");
     }
     if (n > 2 * BL_MAX_LAYERS) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1, "has %zu entries, the most is %d", n, 2 * BL_MAX_LAYERS);
+        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1, "has %zu entries, the most is %d", n,
+                       2 * BL_MAX_LAYERS);
     }
     int64_t *list = bl_arena_array(r->arena, n, sizeof *list);
     if (!list) {
@@ -193,7 +199,8 @@ static bl_status read_list(const reader *r, const char *key, int64_t min, int64_
     return BL_OK;
 }
 
-static bl_status read_int_list(const reader *r, const char *key, int min, int max, const int **out, int *count)
+static bl_status read_int_list(const reader *r, const char *key, int min, int max, const int **out,
+                               int *count)
 {
     const int64_t *wide;
     BL_TRY(read_list(r, key, min, max, &wide, count));
@@ -288,10 +295,13 @@ static bl_status read_yarn(const reader *r)
     BL_TRY(expect_string(r, type, "rope_scaling.rope_type", "yarn"));
     c->yarn = true;
     BL_TRY(to_double(r, "rope_scaling.factor", bl_json_get(y, "factor"), 1e-3, 1e6, &c->rope_factor));
-    BL_TRY(to_double(r, "rope_scaling.beta_fast", bl_json_get(y, "beta_fast"), 1e-6, 1e9, &c->rope_beta_fast));
-    BL_TRY(to_double(r, "rope_scaling.beta_slow", bl_json_get(y, "beta_slow"), 1e-6, 1e9, &c->rope_beta_slow));
-    return to_int(r, "rope_scaling.original_max_position_embeddings", bl_json_get(y, "original_max_position_embeddings"), 0,
-                  (int64_t)1 << 40, &c->rope_original_max_position_embeddings);
+    BL_TRY(
+        to_double(r, "rope_scaling.beta_fast", bl_json_get(y, "beta_fast"), 1e-6, 1e9, &c->rope_beta_fast));
+    BL_TRY(
+        to_double(r, "rope_scaling.beta_slow", bl_json_get(y, "beta_slow"), 1e-6, 1e9, &c->rope_beta_slow));
+    return to_int(r, "rope_scaling.original_max_position_embeddings",
+                  bl_json_get(y, "original_max_position_embeddings"), 0, (int64_t)1 << 40,
+                  &c->rope_original_max_position_embeddings);
 }
 
 static bl_status read_compression(const reader *r)
@@ -334,8 +344,8 @@ static bl_status read_engram(const reader *r)
     }
     BL_TRY(read_list(r, "engram_num_embeddings", 1, (int64_t)1 << 40, &c->engram_num_embeddings, &tables));
     if (tables != c->engram_count) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, "engram_num_embeddings", -1, "has %d entries, engram_layer_ids has %d", tables,
-                       c->engram_count);
+        return bl_fail(r->err, BL_E_INPUT, r->path, "engram_num_embeddings", -1,
+                       "has %d entries, engram_layer_ids has %d", tables, c->engram_count);
     }
     BL_TRY(READ_INTS(r, engram_ints, true));
     return read_i64(r, "engram_vocab_size", 2, (int64_t)1 << 40, &c->engram_vocab_size);
@@ -364,7 +374,8 @@ static bl_status expect_block(const reader *r, bl_json v, const char *key, int64
         n++;
     }
     if (v.kind != BL_JSON_ARRAY || n != 2 || have[0] != rows || have[1] != cols) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1, "must be [%" PRId64 ", %" PRId64 "]", rows, cols);
+        return bl_fail(r->err, BL_E_INPUT, r->path, key, -1, "must be [%" PRId64 ", %" PRId64 "]", rows,
+                       cols);
     }
     return BL_OK;
 }
@@ -382,7 +393,8 @@ static bl_status read_quantization(const reader *r)
             return bad(r, "quantization_config.quant_method", "must be 'fp8'");
         }
         BL_TRY(expect_string(r, bl_json_get(q, "scale_fmt"), "quantization_config.scale_fmt", "ue8m0"));
-        BL_TRY(expect_block(r, bl_json_get(q, "weight_block_size"), "quantization_config.weight_block_size", 32, 32));
+        BL_TRY(expect_block(r, bl_json_get(q, "weight_block_size"), "quantization_config.weight_block_size",
+                            32, 32));
         BL_TRY(expect_string(r, bl_json_get(q, "expert_dtype"), "quantization_config.expert_dtype", "fp4"));
         c->experts_fp4 = bl_json_get(q, "expert_dtype").kind == BL_JSON_STRING;
     }
@@ -409,7 +421,8 @@ static bl_status read_model_type(const reader *r)
         return BL_OK;
     }
     bl_json_string(type, have, sizeof have);
-    return bl_fail(r->err, BL_E_INPUT, r->path, "model_type", -1, "is '%s', only 'deepseek_v41' is supported", have);
+    return bl_fail(r->err, BL_E_INPUT, r->path, "model_type", -1, "is '%s', only 'deepseek_v41' is supported",
+                   have);
 }
 
 static bl_status read_all(reader *r)
@@ -435,7 +448,8 @@ static bl_status read_all(reader *r)
     return bl_config_check(c, r->path, r->err);
 }
 
-bl_status bl_config_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_config *out, bl_error *err)
+bl_status bl_config_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_config *out,
+                          bl_error *err)
 {
     const bl_json_limits limits = {.max_bytes = MAX_TEXT};
     bl_json root;
@@ -449,7 +463,12 @@ bl_status bl_config_parse(const char *text, size_t n, const char *path, bl_arena
     if (!out->text) {
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
-    reader r = {.text = bl_json_get(root, "text_config"), .top = root, .path = path, .arena = arena, .c = out, .err = err};
+    reader r = {.text = bl_json_get(root, "text_config"),
+                .top = root,
+                .path = path,
+                .arena = arena,
+                .c = out,
+                .err = err};
     if (r.text.kind != BL_JSON_NONE && r.text.kind != BL_JSON_OBJECT) {
         return bad(&r, "text_config", "must be an object");
     }

@@ -15,8 +15,8 @@ static bl_status bad(const checker *k, const char *key, const char *what)
 static bl_status multiple_of_32(const checker *k, const char *key, int64_t value)
 {
     return value % 32 == 0 ? BL_OK
-                           : bl_fail(k->err, BL_E_INPUT, k->path, key, -1, "gives an inner dimension of %lld, no multiple of 32",
-                                     (long long)value);
+                           : bl_fail(k->err, BL_E_INPUT, k->path, key, -1,
+                                     "gives an inner dimension of %lld, no multiple of 32", (long long)value);
 }
 
 static bl_status product_fits(const checker *k, const char *key, int64_t a, int64_t b)
@@ -54,32 +54,39 @@ static bl_status check_dims(const checker *k)
     return BL_OK;
 }
 
-/* Every compressed layer reads the latents of one source and the selection of another: both must exist and count alike. */
+/* Every compressed layer reads the latents of one source and the selection of another: both must exist and
+ * count alike. */
 static bl_status check_layer(const checker *k, int layer)
 {
     const bl_config *c = k->c;
-    int ratio = c->compress_ratios[layer], kv = bl_config_kv_source(c, layer), index = bl_config_index_source(c, layer);
+    int ratio = c->compress_ratios[layer], kv = bl_config_kv_source(c, layer),
+        index = bl_config_index_source(c, layer);
     if (ratio == 0) {
         return BL_OK;
     }
     if (kv < 0) {
-        return bl_fail(k->err, BL_E_INPUT, k->path, "kv_source_layer_ids", -1, "has no source for layer %d", layer);
+        return bl_fail(k->err, BL_E_INPUT, k->path, "kv_source_layer_ids", -1, "has no source for layer %d",
+                       layer);
     }
     if (index < 0) {
-        return bl_fail(k->err, BL_E_INPUT, k->path, "index_source_layer_ids", -1, "has no source for layer %d", layer);
+        return bl_fail(k->err, BL_E_INPUT, k->path, "index_source_layer_ids", -1,
+                       "has no source for layer %d", layer);
     }
     if (c->compress_ratios[kv] != ratio) {
-        return bl_fail(k->err, BL_E_INPUT, k->path, "compress_ratios", -1, "is %d for layer %d but %d for its source layer %d",
-                       ratio, layer, c->compress_ratios[kv], kv);
+        return bl_fail(k->err, BL_E_INPUT, k->path, "compress_ratios", -1,
+                       "is %d for layer %d but %d for its source layer %d", ratio, layer,
+                       c->compress_ratios[kv], kv);
     }
     if (c->compress_ratios[index] < ratio) { /* the selection would reach past the latents */
-        return bl_fail(k->err, BL_E_INPUT, k->path, "compress_ratios", -1, "is %d for layer %d but %d for its index source %d",
-                       ratio, layer, c->compress_ratios[index], index);
+        return bl_fail(k->err, BL_E_INPUT, k->path, "compress_ratios", -1,
+                       "is %d for layer %d but %d for its index source %d", ratio, layer,
+                       c->compress_ratios[index], index);
     }
     return BL_OK;
 }
 
-/* Later index sources pick among the candidates of one: it must be an index source, and they must read the same keys. */
+/* Later index sources pick among the candidates of one: it must be an index source, and they must read the
+ * same keys. */
 static bl_status check_candidates(const checker *k)
 {
     const bl_config *c = k->c;
@@ -128,7 +135,8 @@ static bl_status check_tokens(const checker *k)
                   {"dspark_noise_token_id", c->num_nextn_predict_layers ? c->dspark_noise_token_id : -1}};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         if (tokens[i].id >= c->vocab_size) {
-            return bl_fail(k->err, BL_E_INPUT, k->path, tokens[i].key, -1, "is %d, vocab_size is %d", tokens[i].id, c->vocab_size);
+            return bl_fail(k->err, BL_E_INPUT, k->path, tokens[i].key, -1, "is %d, vocab_size is %d",
+                           tokens[i].id, c->vocab_size);
         }
     }
     return BL_OK;
@@ -140,7 +148,8 @@ static bl_status check_engram(const checker *k)
     if (c->engram_count == 0) {
         return BL_OK;
     }
-    BL_TRY(product_fits(k, "engram_head_dim", (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads, c->engram_head_dim));
+    BL_TRY(product_fits(k, "engram_head_dim", (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads,
+                        c->engram_head_dim));
     BL_TRY(multiple_of_32(k, "engram_head_dim", c->engram_head_dim));
     if (c->engram_compressed_vocab_size > c->vocab_size) {
         return bad(k, "engram_compressed_vocab_size", "is larger than vocab_size");

@@ -51,7 +51,8 @@ static int quota_cpus(long long quota, long long period)
     return n < 1 ? 1 : n > INT_MAX ? INT_MAX : (int)n;
 }
 
-/* The smallest limit from the process's cgroup (version 2) up to the root: an outer group limits its children. */
+/* The smallest limit from the process's cgroup (version 2) up to the root: an outer group limits its
+ * children. */
 static int cgroup2_cpus(const char *group)
 {
     char dir[PATH_MAX], path[PATH_MAX + 16], line[128];

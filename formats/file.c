@@ -108,8 +108,8 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
     uint8_t *p = dst;
     uint64_t end;
     if (bl_add_overflow(offset, n, &end) || end > INT64_MAX) {
-        return bl_fail(err, BL_E_INPUT, f->path, NULL, -1, "read of %llu bytes at %llu is out of range", (unsigned long long)n,
-                       (unsigned long long)offset);
+        return bl_fail(err, BL_E_INPUT, f->path, NULL, -1, "read of %llu bytes at %llu is out of range",
+                       (unsigned long long)n, (unsigned long long)offset);
     }
     while (n > 0) {
         ssize_t got = pread(f->fd, p, (size_t)(n < READ_PIECE ? n : READ_PIECE), (off_t)offset);
@@ -124,8 +124,8 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
             return s;
         }
         if (got == 0) {
-            return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu bytes are missing",
-                           (unsigned long long)n);
+            return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset,
+                           "truncated while reading: %llu bytes are missing", (unsigned long long)n);
         }
         p += got;
         offset += (uint64_t)got;
@@ -141,8 +141,8 @@ bl_status bl_file_slurp(const char *path, uint64_t max, char **out, size_t *size
     BL_TRY(bl_file_open(&f, path, err));
     bl_status s = BL_OK;
     if (f->size > max || f->size >= SIZE_MAX) {
-        s = bl_fail(err, BL_E_INPUT, path, NULL, -1, "is %llu bytes, more than the limit of %llu", (unsigned long long)f->size,
-                    (unsigned long long)max);
+        s = bl_fail(err, BL_E_INPUT, path, NULL, -1, "is %llu bytes, more than the limit of %llu",
+                    (unsigned long long)f->size, (unsigned long long)max);
     }
     char *text = s == BL_OK ? malloc((size_t)f->size + 1) : NULL;
     if (s == BL_OK && !text) {
@@ -164,8 +164,8 @@ bl_status bl_file_slurp(const char *path, uint64_t max, char **out, size_t *size
     return s;
 }
 
-/* Page faults over a network come one small read at a time: mapped files there load at a tenth of the speed. FUSE counts as
- * network: what is behind it is unknown. */
+/* Page faults over a network come one small read at a time: mapped files there load at a tenth of the speed.
+ * FUSE counts as network: what is behind it is unknown. */
 static bool on_network(int fd)
 {
     static const uint32_t magic[] = {
@@ -227,7 +227,8 @@ static bl_status read_private(bl_region *r, uint64_t offset, uint64_t n, bl_erro
     return BL_OK;
 }
 
-bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t n, bl_access access, bl_error *err)
+bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t n, bl_access access,
+                         bl_error *err)
 {
     static const uint8_t nothing[1];
     uint64_t end;
@@ -245,9 +246,9 @@ bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t 
     if (access == BL_ACCESS_AUTO) {
         access = on_network(f->fd) ? BL_ACCESS_PREAD : BL_ACCESS_MMAP;
     }
-    bl_status s = n == 0                        ? BL_OK
+    bl_status s = n == 0                      ? BL_OK
                   : access == BL_ACCESS_PREAD ? read_private(r, offset, n, err)
-                                                : map_shared(r, offset, n, err);
+                                              : map_shared(r, offset, n, err);
     if (s != BL_OK) {
         bl_region_close(&r);
     }

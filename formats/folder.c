@@ -105,12 +105,15 @@ bl_status bl_folder_commit(char **tmp, const char *path, bl_error *err)
     if (slash) {
         slash[slash == target] = 0;
     }
-    bl_status s = sync_path(slash ? target : ".") == 0 ? BL_OK : bl_fail_errno(err, errno, 0, path, "cannot sync its parent");
+    bl_status s = sync_path(slash ? target : ".") == 0
+                      ? BL_OK
+                      : bl_fail_errno(err, errno, 0, path, "cannot sync its parent");
     free(target);
     return s;
 }
 
-/* Remove what is in the folder fd (consumed), folders in it down to levels more. Links are removed, never followed. */
+/* Remove what is in the folder fd (consumed), folders in it down to levels more. Links are removed, never
+ * followed. */
 static void empty_folder(int fd, int levels)
 {
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;

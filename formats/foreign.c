@@ -29,7 +29,8 @@ static bl_status lfs_pointer(const bl_file *f, const char *text, bl_error *err)
     pointer_field(text, "\noid ", oid, sizeof oid);
     pointer_field(text, "\nsize ", size, sizeof size);
     return bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1,
-                   "a git-lfs pointer, not the file itself: fetch it (git lfs pull); oid %s, size %s", oid, size);
+                   "a git-lfs pointer, not the file itself: fetch it (git lfs pull); oid %s, size %s", oid,
+                   size);
 }
 
 /* Markup: skips a byte order mark and white space. */
@@ -37,7 +38,8 @@ static const char *markup(const char *text)
 {
     const char *p = starts(text, strlen(text), "\xef\xbb\xbf") ? text + 3 : text;
     p += strspn(p, " \t\r\n");
-    if (strncasecmp(p, "<!doctype html", 14) == 0 || strncasecmp(p, "<html", 5) == 0 || strncasecmp(p, "<head", 5) == 0) {
+    if (strncasecmp(p, "<!doctype html", 14) == 0 || strncasecmp(p, "<html", 5) == 0 ||
+        strncasecmp(p, "<head", 5) == 0) {
         return "an HTML page: the download got a web page, perhaps an error or a login";
     }
     if (strncasecmp(p, "<?xml", 5) == 0) {
@@ -61,7 +63,8 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
         {"\x80\x02", 2, "a Python pickle, not a safetensors file"},
         {"\x93NUMPY", 6, "a NumPy array, not a safetensors file"},
         {"{", 1, "JSON text, not a safetensors file"},
-        {"\0\0\0\0\0\0\0\0", 8, "zero bytes where the header should be: a download or a copy that was never filled"},
+        {"\0\0\0\0\0\0\0\0", 8,
+         "zero bytes where the header should be: a download or a copy that was never filled"},
     };
     char head[513];
     size_t n = bl_file_size(f) < sizeof head - 1 ? (size_t)bl_file_size(f) : sizeof head - 1;

@@ -52,7 +52,10 @@ static bl_json value_at(const char *p, const char *end)
         }
         break;
     default:
-        kind = *p == 'n' ? BL_JSON_NULL : *p == 't' ? BL_JSON_TRUE : *p == 'f' ? BL_JSON_FALSE : BL_JSON_NUMBER;
+        kind = *p == 'n'   ? BL_JSON_NULL
+               : *p == 't' ? BL_JSON_TRUE
+               : *p == 'f' ? BL_JSON_FALSE
+                           : BL_JSON_NUMBER;
         while (p < end && !strchr(" \n\r\t,]}", *p)) {
             p++;
         }
@@ -179,8 +182,8 @@ static size_t unescape(const char **p, const char *end, char out[4])
     case 'u': {
         unsigned u = hex4(s), low;
         s += 4;
-        if (u >= 0xd800 && u < 0xdc00 && end - s >= 6 && s[0] == '\\' && s[1] == 'u' && (low = hex4(s + 2)) >= 0xdc00 &&
-            low <= 0xdfff) {
+        if (u >= 0xd800 && u < 0xdc00 && end - s >= 6 && s[0] == '\\' && s[1] == 'u' &&
+            (low = hex4(s + 2)) >= 0xdc00 && low <= 0xdfff) {
             u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             s += 6;
         }
@@ -254,7 +257,8 @@ bool bl_json_u64(bl_json v, uint64_t *out)
     }
     for (size_t i = 0; i < v.n; i++) {
         unsigned d = (unsigned)(unsigned char)v.p[i] - '0';
-        if (d > 9 || __builtin_mul_overflow(u, (uint64_t)10, &u) || __builtin_add_overflow(u, (uint64_t)d, &u)) {
+        if (d > 9 || __builtin_mul_overflow(u, (uint64_t)10, &u) ||
+            __builtin_add_overflow(u, (uint64_t)d, &u)) {
             return false;
         }
     }

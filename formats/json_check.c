@@ -1,4 +1,5 @@
-/* Validation of a whole document, once: RFC 8259 grammar, UTF-8, depth, size, duplicate keys. No recursion. */
+/* Validation of a whole document, once: RFC 8259 grammar, UTF-8, depth, size, duplicate keys. No recursion.
+ */
 #include "formats/json.h"
 
 #include <stdlib.h>
@@ -11,11 +12,13 @@
 
 #define DEFAULT_BYTES 100000000u
 #define DEFAULT_DEPTH 64u
-#define LINEAR_KEYS 12u /* objects with at most this many keys are compared one by one, larger ones through the table */
+#define LINEAR_KEYS                                                                                          \
+    12u /* objects with at most this many keys are compared one by one, larger ones through the table */
 
-/* The keys of all open objects, innermost last. An object with many keys also has them in an open-addressing table of
- * indexes into keys. Objects close in the reverse order in which their keys went in, and with linear probing the entry
- * that went in last is on nobody else's path, so that closing an object just empties its slots. */
+/* The keys of all open objects, innermost last. An object with many keys also has them in an open-addressing
+ * table of indexes into keys. Objects close in the reverse order in which their keys went in, and with linear
+ * probing the entry that went in last is on nobody else's path, so that closing an object just empties its
+ * slots. */
 typedef struct key {
     uint64_t hash;
     uint32_t at; /* offset of the opening quote */
@@ -60,7 +63,8 @@ static void skip_space(check *c)
     }
 }
 
-/* Length of the well-formed UTF-8 sequence at p (first byte >= 0x80), 0 when malformed (Unicode table 3-7). */
+/* Length of the well-formed UTF-8 sequence at p (first byte >= 0x80), 0 when malformed (Unicode table 3-7).
+ */
 static size_t utf8_length(const unsigned char *p, const unsigned char *end)
 {
     size_t left = (size_t)(end - p);
@@ -102,7 +106,8 @@ static const char *plain_run(const char *p, const char *end)
         uint64_t quote = w ^ (ones * '"'), slash = w ^ (ones * '\\');
         uint64_t stop = (w - ones * 0x20) | (quote - ones) | (slash - ones) | w;
         if (stop & high) {
-            /* Borrows run upwards out of bytes that are flagged themselves: the lowest flag is exact (little-endian). */
+            /* Borrows run upwards out of bytes that are flagged themselves: the lowest flag is exact
+             * (little-endian). */
             return p + (__builtin_ctzll(stop & high) >> 3);
         }
         p += 8;
@@ -401,7 +406,8 @@ static bl_status check_member(check *c)
 static bl_status open_frame(check *c)
 {
     if (c->depth == c->max_depth) {
-        return bl_fail(c->err, BL_E_INPUT, c->path, NULL, c->p - c->text, "JSON: nested deeper than %u levels", c->max_depth);
+        return bl_fail(c->err, BL_E_INPUT, c->path, NULL, c->p - c->text,
+                       "JSON: nested deeper than %u levels", c->max_depth);
     }
     /* Each object its own seed: equal keys of different objects do not meet in the table. */
     c->seed += 0x9e3779b97f4a7c15u;
@@ -473,7 +479,8 @@ static bl_status check_value(check *c, bool *opened)
     }
 }
 
-/* After a value: close what ends here, or move to the next value. *done when the whole document is complete. */
+/* After a value: close what ends here, or move to the next value. *done when the whole document is complete.
+ */
 static bl_status check_after(check *c, bool *done)
 {
     while (c->depth > 0) {
@@ -530,7 +537,8 @@ static uint64_t random_seed(void)
     return seed;
 }
 
-bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits, const char *path, bl_json *root, bl_error *err)
+bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits, const char *path,
+                        bl_json *root, bl_error *err)
 {
     size_t max_bytes = limits && limits->max_bytes ? limits->max_bytes : DEFAULT_BYTES;
     check c = {.text = text, .p = text, .end = text + n, .path = path, .err = err};
@@ -541,7 +549,8 @@ bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits
         max_bytes = UINT32_MAX - 1; /* offsets of keys are kept in 32 bits */
     }
     if (n > max_bytes) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "JSON: %zu bytes, more than the limit of %zu", n, max_bytes);
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "JSON: %zu bytes, more than the limit of %zu", n,
+                       max_bytes);
     }
     c.seed = random_seed();
     c.stack = malloc(c.max_depth * sizeof *c.stack);

@@ -64,7 +64,8 @@ static void put_tensor(sink *s, const bl_tensor *t, uint64_t begin)
     put_text(s, "]}");
 }
 
-static void put_header(sink *s, bl_tensor *const *order, size_t count, const char *const *metadata, size_t metadata_count)
+static void put_header(sink *s, bl_tensor *const *order, size_t count, const char *const *metadata,
+                       size_t metadata_count)
 {
     uint64_t begin = 0;
     const char *comma = "";
@@ -93,8 +94,8 @@ static int by_name(const void *a, const void *b)
     return bl_tensor_by_name(*(bl_tensor *const *)a, *(bl_tensor *const *)b);
 }
 
-/* Largest first; sizes that are no multiple of 8 after all others, widest elements first. Everything before such a tensor
- * then is a multiple of its element size, so that all are aligned. */
+/* Largest first; sizes that are no multiple of 8 after all others, widest elements first. Everything before
+ * such a tensor then is a multiple of its element size, so that all are aligned. */
 static int by_layout(const void *a, const void *b)
 {
     const bl_tensor *s = *(bl_tensor *const *)a, *t = *(bl_tensor *const *)b;
@@ -113,7 +114,8 @@ static int by_layout(const void *a, const void *b)
 }
 
 /* Names and sizes; order is left sorted by name. */
-static bl_status check_tensors(bl_tensor *tensors, bl_tensor **order, size_t count, uint64_t *data, bl_error *err)
+static bl_status check_tensors(bl_tensor *tensors, bl_tensor **order, size_t count, uint64_t *data,
+                               bl_error *err)
 {
     *data = 0;
     for (size_t i = 0; i < count; i++) {
@@ -123,7 +125,8 @@ static bl_status check_tensors(bl_tensor *tensors, bl_tensor **order, size_t cou
         }
         if (t->ndim > BL_MAX_DIMS || !bl_tensor_size(t->dtype, t->shape, t->ndim, &t->nbytes) ||
             bl_add_overflow(*data, t->nbytes, data) || *data > INT64_MAX) {
-            return bl_fail(err, BL_E_INPUT, NULL, t->name, -1, "dtype %s and the shape give no size that a file can have",
+            return bl_fail(err, BL_E_INPUT, NULL, t->name, -1,
+                           "dtype %s and the shape give no size that a file can have",
                            bl_dtype_name(t->dtype));
         }
     }
@@ -149,15 +152,17 @@ static bl_status check_metadata(const char *const *metadata, size_t count, bl_er
 }
 
 /* The header's text, its length field and padding, in the arena. */
-static bl_status write_header(bl_tensor *const *order, size_t count, const char *const *metadata, size_t metadata_count,
-                              uint32_t align, bl_arena *arena, const char **header, uint64_t *header_bytes, bl_error *err)
+static bl_status write_header(bl_tensor *const *order, size_t count, const char *const *metadata,
+                              size_t metadata_count, uint32_t align, bl_arena *arena, const char **header,
+                              uint64_t *header_bytes, bl_error *err)
 {
     sink s = {0};
     put_header(&s, order, count, metadata, metadata_count);
     uint64_t total = (8 + (uint64_t)s.n + align - 1) / align * align, n = total - 8;
     if (n > BL_ST_MAX_HEADER) {
         return bl_fail(err, BL_E_INPUT, NULL, NULL, -1,
-                       "%zu tensors need a header of %" PRIu64 " bytes, the most is %u: use more files", count, n, BL_ST_MAX_HEADER);
+                       "%zu tensors need a header of %" PRIu64 " bytes, the most is %u: use more files",
+                       count, n, BL_ST_MAX_HEADER);
     }
     s = (sink){bl_arena_alloc(arena, (size_t)total), 8};
     if (!s.buf) {
@@ -173,9 +178,9 @@ static bl_status write_header(bl_tensor *const *order, size_t count, const char 
     return BL_OK;
 }
 
-bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *metadata, size_t metadata_count, uint32_t align,
-                       int keep_order, bl_arena *arena, const char **header, uint64_t *header_bytes, uint64_t *file_bytes,
-                       bl_error *err)
+bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *metadata, size_t metadata_count,
+                       uint32_t align, int keep_order, bl_arena *arena, const char **header,
+                       uint64_t *header_bytes, uint64_t *file_bytes, bl_error *err)
 {
     uint64_t data;
     if (align < 8 || (align & (align - 1)) != 0) {

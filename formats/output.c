@@ -31,12 +31,14 @@ static void free_output(bl_output *o)
     free(o);
 }
 
-/* Reserve size bytes, so that a full disk shows now. File systems that cannot reserve are asked for their free space. */
+/* Reserve size bytes, so that a full disk shows now. File systems that cannot reserve are asked for their
+ * free space. */
 static bl_status reserve(bl_output *o, uint64_t size, bl_error *err)
 {
     int rc;
     if (size > INT64_MAX) {
-        return bl_fail(err, BL_E_IO, o->path, NULL, -1, "no file can have %llu bytes", (unsigned long long)size);
+        return bl_fail(err, BL_E_IO, o->path, NULL, -1, "no file can have %llu bytes",
+                       (unsigned long long)size);
     }
     do {
         rc = fallocate(o->fd, 0, 0, (off_t)size);
@@ -52,8 +54,8 @@ static bl_status reserve(bl_output *o, uint64_t size, bl_error *err)
     uint64_t room;
     BL_TRY(bl_free_space(o->path, &room, err));
     if (room < size) {
-        return bl_fail(err, BL_E_IO, o->path, NULL, -1, "needs %llu bytes, %llu are free", (unsigned long long)size,
-                       (unsigned long long)room);
+        return bl_fail(err, BL_E_IO, o->path, NULL, -1, "needs %llu bytes, %llu are free",
+                       (unsigned long long)size, (unsigned long long)room);
     }
     if (ftruncate(o->fd, (off_t)size) != 0) {
         return bl_fail_errno(err, errno, 0, o->path, "cannot set the size");
@@ -61,7 +63,8 @@ static bl_status reserve(bl_output *o, uint64_t size, bl_error *err)
     return BL_OK;
 }
 
-/* ".<name>.<pid>-<n>.tmp" beside the target: rename must not cross file systems, and the name must not look finished. */
+/* ".<name>.<pid>-<n>.tmp" beside the target: rename must not cross file systems, and the name must not look
+ * finished. */
 static bl_status open_temporary(bl_output *o, bl_error *err)
 {
     static atomic_uint serial;
@@ -73,7 +76,8 @@ static bl_status open_temporary(bl_output *o, bl_error *err)
     bl_status s = BL_OK;
     for (int tries = 0; tries < 100; tries++) {
         free(o->tmp);
-        if (asprintf(&o->tmp, "%s/.%.*s.%ld-%u.tmp", folder, NAME_ROOM, name, (long)getpid(), atomic_fetch_add(&serial, 1)) < 0) {
+        if (asprintf(&o->tmp, "%s/.%.*s.%ld-%u.tmp", folder, NAME_ROOM, name, (long)getpid(),
+                     atomic_fetch_add(&serial, 1)) < 0) {
             o->tmp = NULL;
             s = bl_fail(err, BL_E_NOMEM, o->path, NULL, -1, "out of memory");
             break;
@@ -138,7 +142,8 @@ int bl_output_fd(const bl_output *o)
     return o->fd;
 }
 
-/* Make a rename in folder durable. Some file systems refuse to sync folders: there is nothing better to do there. */
+/* Make a rename in folder durable. Some file systems refuse to sync folders: there is nothing better to do
+ * there. */
 static bl_status sync_folder(const char *folder, bl_error *err)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -147,13 +152,16 @@ static bl_status sync_folder(const char *folder, bl_error *err)
     }
     int rc = fsync(fd), e = errno;
     close(fd);
-    return rc == 0 || e == EINVAL || e == ENOTSUP ? BL_OK : bl_fail_errno(err, e, 0, folder, "cannot sync the folder");
+    return rc == 0 || e == EINVAL || e == ENOTSUP
+               ? BL_OK
+               : bl_fail_errno(err, e, 0, folder, "cannot sync the folder");
 }
 
 static bl_status sync_parent(const char *path, bl_error *err)
 {
     char *folder = folder_of(path);
-    bl_status s = folder ? sync_folder(folder, err) : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+    bl_status s =
+        folder ? sync_folder(folder, err) : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     free(folder);
     return s;
 }

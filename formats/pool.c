@@ -12,8 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long an idle worker, or a caller that waits for the last items, spins before it sleeps. Operations of one decode step
- * follow each other within this time, so that a run costs no system call; an idle server soon uses no CPU. */
+/* How long an idle worker, or a caller that waits for the last items, spins before it sleeps. Operations of
+ * one decode step follow each other within this time, so that a run costs no system call; an idle server soon
+ * uses no CPU. */
 #define SPIN_NS 100000
 
 #define OPEN 0x80000000u /* of state: items are to be had; the rest counts the workers inside */
@@ -93,7 +94,8 @@ static void take_items(bl_pool *p, int index)
     }
 }
 
-/* Join the current run if it still deals items. A worker that comes late sees no OPEN and touches nothing of the job. */
+/* Join the current run if it still deals items. A worker that comes late sees no OPEN and touches nothing of
+ * the job. */
 static void join(bl_pool *p, int index)
 {
     if (atomic_fetch_add_explicit(&p->state, 1, memory_order_acquire) & OPEN) {
@@ -127,7 +129,8 @@ static void *work(void *arg)
 
 static void next_generation(bl_pool *p, int wake)
 {
-    /* Sequentially consistent against a worker that counts itself asleep and then looks at the generation once more. */
+    /* Sequentially consistent against a worker that counts itself asleep and then looks at the generation
+     * once more. */
     atomic_fetch_add(&p->generation, 1);
     if (atomic_load(&p->sleepers)) {
         futex_wake(&p->generation, wake);
@@ -194,7 +197,8 @@ bl_status bl_pool_create(bl_pool **out, int threads, bl_error *err)
         threads = cpus;
     }
     if (threads > BL_POOL_MAX_THREADS) {
-        return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "%d threads asked for, the most is %d", threads, BL_POOL_MAX_THREADS);
+        return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "%d threads asked for, the most is %d", threads,
+                       BL_POOL_MAX_THREADS);
     }
     bl_pool *p = aligned_alloc(64, sizeof *p);
     worker *workers = calloc((size_t)threads, sizeof *workers);

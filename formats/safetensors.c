@@ -98,7 +98,8 @@ static bl_status read_shape(const reader *r, bl_tensor *t, bl_json shape)
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, shape), "'shape' is not an array");
     }
     if (ndim > BL_MAX_DIMS) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, shape), "%zu dimensions, the most is %d", ndim, BL_MAX_DIMS);
+        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, shape), "%zu dimensions, the most is %d",
+                       ndim, BL_MAX_DIMS);
     }
     uint64_t *dims = bl_arena_array(r->arena, ndim, sizeof *dims);
     if (!dims) {
@@ -130,7 +131,8 @@ static bl_status read_dtype(const reader *r, bl_tensor *t, bl_json v)
     return BL_OK;
 }
 
-/* "data_offsets": [begin, end], relative to the data buffer. t->offset stays relative until all is known to be sound. */
+/* "data_offsets": [begin, end], relative to the data buffer. t->offset stays relative until all is known to
+ * be sound. */
 static bl_status read_offsets(const reader *r, bl_tensor *t, bl_json v)
 {
     uint64_t ends[2] = {0, 0}, want;
@@ -145,19 +147,22 @@ static bl_status read_offsets(const reader *r, bl_tensor *t, bl_json v)
         n++;
     }
     if (v.kind != BL_JSON_ARRAY || n != 2) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v), "'data_offsets' is not an array of two integers");
+        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v),
+                       "'data_offsets' is not an array of two integers");
     }
     if (ends[1] < ends[0]) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v), "ends at %" PRIu64 " before it begins at %" PRIu64,
-                       ends[1], ends[0]);
+        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v),
+                       "ends at %" PRIu64 " before it begins at %" PRIu64, ends[1], ends[0]);
     }
     if (!bl_tensor_size(t->dtype, t->shape, t->ndim, &want)) {
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v),
-                       "dtype %s and the shape do not give a whole number of bytes below 2^61", bl_dtype_name(t->dtype));
+                       "dtype %s and the shape do not give a whole number of bytes below 2^61",
+                       bl_dtype_name(t->dtype));
     }
     if (ends[1] - ends[0] != want) {
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, v),
-                       "'data_offsets' span %" PRIu64 " bytes, dtype and shape need %" PRIu64, ends[1] - ends[0], want);
+                       "'data_offsets' span %" PRIu64 " bytes, dtype and shape need %" PRIu64,
+                       ends[1] - ends[0], want);
     }
     t->offset = ends[0];
     t->nbytes = want;
@@ -169,10 +174,12 @@ static bl_status read_tensor(const reader *r, bl_tensor *t, bl_json name, bl_jso
     size_t n = 0;
     BL_TRY(take_string(r, name, &t->name, &n));
     if (n > BL_MAX_NAME) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, name), "a name of %zu bytes, the most is %d", n, BL_MAX_NAME);
+        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, name),
+                       "a name of %zu bytes, the most is %d", n, BL_MAX_NAME);
     }
     if (!bl_text_is_clean(t->name, n)) {
-        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, name), "a tensor name with a NUL or control character");
+        return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, name),
+                       "a tensor name with a NUL or control character");
     }
     if (entry.kind != BL_JSON_OBJECT) {
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, entry), "the entry is not an object");
@@ -188,7 +195,10 @@ static bl_status read_tensor(const reader *r, bl_tensor *t, bl_json name, bl_jso
             *slot = v;
         }
     }
-    const char *missing = !dtype.kind ? "dtype" : !shape.kind ? "shape" : !offsets.kind ? "data_offsets" : NULL;
+    const char *missing = !dtype.kind     ? "dtype"
+                          : !shape.kind   ? "shape"
+                          : !offsets.kind ? "data_offsets"
+                                          : NULL;
     if (missing) {
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, entry), "'%s' is missing", missing);
     }
@@ -212,7 +222,8 @@ static bl_status read_metadata(const reader *r, bl_json m)
     bl_json_iter it = bl_json_begin(m);
     for (size_t i = 0; bl_json_next(&it, &k, &v); i++) {
         if (v.kind != BL_JSON_STRING) {
-            return bl_fail(r->err, BL_E_INPUT, r->path, "__metadata__", at(r, v), "holds a value that is not a string");
+            return bl_fail(r->err, BL_E_INPUT, r->path, "__metadata__", at(r, v),
+                           "holds a value that is not a string");
         }
         BL_TRY(take_string(r, k, &pairs[2 * i], &n));
         BL_TRY(take_string(r, v, &pairs[2 * i + 1], &n));
@@ -258,11 +269,13 @@ static bl_status check_places(const reader *r)
         bl_tensor *t = &h->tensors[i];
         if (t->offset > end) {
             return bl_fail(r->err, BL_E_INPUT, r->path, t->name, -1,
-                           "a hole of %" PRIu64 " bytes before it (data offset %" PRIu64 ")", t->offset - end, end);
+                           "a hole of %" PRIu64 " bytes before it (data offset %" PRIu64 ")", t->offset - end,
+                           end);
         }
         if (t->offset < end) {
-            return bl_fail(r->err, BL_E_INPUT, r->path, t->name, -1, "overlaps '%s' by %" PRIu64 " bytes or more",
-                           h->tensors[i - 1].name, end - t->offset);
+            return bl_fail(r->err, BL_E_INPUT, r->path, t->name, -1,
+                           "overlaps '%s' by %" PRIu64 " bytes or more", h->tensors[i - 1].name,
+                           end - t->offset);
         }
         end += t->nbytes; /* its data_offsets[1], so that this cannot overflow */
     }
@@ -283,7 +296,8 @@ static bl_status check_places(const reader *r)
 static bl_status read_header(reader *r, uint64_t n)
 {
     /* root, tensor entry, shape: nothing legal is deeper */
-    const bl_json_limits limits = {.max_bytes = BL_ST_MAX_HEADER, .max_depth = 3, .refuse_lone_surrogates = true};
+    const bl_json_limits limits = {
+        .max_bytes = BL_ST_MAX_HEADER, .max_depth = 3, .refuse_lone_surrogates = true};
     bl_json root;
     bl_status s = bl_json_parse(r->text, (size_t)n, &limits, r->path, &root, r->err);
     if (s != BL_OK) {
@@ -321,17 +335,21 @@ static bl_status check_length(const bl_file *f, uint64_t *n, bl_error *err)
     }
     BL_TRY(bl_foreign_check(f, err)); /* say what it is, when that is known */
     if (size < 8) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "only %" PRIu64 " bytes, too short for a safetensors file", size);
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1,
+                       "only %" PRIu64 " bytes, too short for a safetensors file", size);
     }
     if (*n > BL_ST_MAX_HEADER) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, 0, "header length %" PRIu64 ", the most is %u: not a safetensors file", *n,
+        return bl_fail(err, BL_E_INPUT, path, NULL, 0,
+                       "header length %" PRIu64 ", the most is %u: not a safetensors file", *n,
                        BL_ST_MAX_HEADER);
     }
     if (*n > size - 8) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, 0, "truncated: the header has %" PRIu64 " bytes, %" PRIu64 " of them are missing",
-                       *n, *n - (size - 8));
+        return bl_fail(err, BL_E_INPUT, path, NULL, 0,
+                       "truncated: the header has %" PRIu64 " bytes, %" PRIu64 " of them are missing", *n,
+                       *n - (size - 8));
     }
-    return bl_fail(err, BL_E_INPUT, path, NULL, 8, *n == 0 ? "the header is empty" : "the header does not start with '{'");
+    return bl_fail(err, BL_E_INPUT, path, NULL, 8,
+                   *n == 0 ? "the header is empty" : "the header does not start with '{'");
 }
 
 bl_status bl_st_read(const bl_file *f, uint32_t file_index, bl_arena *arena, bl_st_header *out, bl_error *err)
@@ -341,7 +359,8 @@ bl_status bl_st_read(const bl_file *f, uint32_t file_index, bl_arena *arena, bl_
     BL_TRY(check_length(f, &n, err));
     char *text = malloc((size_t)n);
     if (!text) {
-        return bl_fail(err, BL_E_NOMEM, bl_file_path(f), NULL, -1, "out of memory for a header of %" PRIu64 " bytes", n);
+        return bl_fail(err, BL_E_NOMEM, bl_file_path(f), NULL, -1,
+                       "out of memory for a header of %" PRIu64 " bytes", n);
     }
     reader r = {f, bl_file_path(f), file_index, arena, out, text, err};
     out->header_bytes = 8 + n;

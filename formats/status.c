@@ -6,8 +6,8 @@
 
 #include <errno.h>
 
-/* Length of the well-formed UTF-8 sequence at s (at most n bytes); 0 when it is none or a control character. C1 controls and
- * line separators count as controls: terminals and log readers act on them. */
+/* Length of the well-formed UTF-8 sequence at s (at most n bytes); 0 when it is none or a control character.
+ * C1 controls and line separators count as controls: terminals and log readers act on them. */
 static size_t printable(const unsigned char *s, size_t n)
 {
     unsigned c = s[0];
@@ -31,7 +31,8 @@ static size_t printable(const unsigned char *s, size_t n)
     return overlong || illegal || control ? 0 : len;
 }
 
-/* Copy src to dst (cap bytes), with everything unprintable as \xNN and, when quotes is set, ' as \'. Cut at a character. */
+/* Copy src to dst (cap bytes), with everything unprintable as \xNN and, when quotes is set, ' as \'. Cut at a
+ * character. */
 static void copy_escaped(char *dst, size_t cap, const char *src, int quotes)
 {
     size_t n = strlen(src), o = 0;
@@ -57,7 +58,8 @@ static void copy_escaped(char *dst, size_t cap, const char *src, int quotes)
     dst[o] = 0;
 }
 
-static bl_status fill(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset, const char *message)
+static bl_status fill(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset,
+                      const char *message)
 {
     err->code = code;
     err->offset = offset;
@@ -67,7 +69,8 @@ static bl_status fill(bl_error *err, bl_status code, const char *path, const cha
     return code;
 }
 
-bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset, const char *fmt, ...)
+bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset,
+                  const char *fmt, ...)
 {
     if (!err || err->code != BL_OK) {
         return code;
@@ -85,7 +88,8 @@ bl_status bl_fail_errno(bl_error *err, int errno_value, int reading, const char 
     bl_status code = BL_E_IO;
     if (errno_value == ENOMEM) {
         code = BL_E_NOMEM;
-    } else if (reading && (errno_value == ENOENT || errno_value == ENOTDIR || errno_value == EISDIR || errno_value == ELOOP)) {
+    } else if (reading && (errno_value == ENOENT || errno_value == ENOTDIR || errno_value == EISDIR ||
+                           errno_value == ELOOP)) {
         code = BL_E_INPUT;
     }
     char text[128];
@@ -108,8 +112,8 @@ char *bl_error_line(const bl_error *err, char *buf, size_t cap)
         snprintf(at, sizeof at, "at byte %lld: ", (long long)err->offset);
     }
     const char *message = err->message[0] ? err->message : err->code == BL_OK ? "no error" : "failed";
-    snprintf(buf, cap, "%s%s%s%s%s%s%s", err->path, err->path[0] ? ": " : "", err->tensor[0] ? "'" : "", err->tensor,
-             err->tensor[0] ? "': " : "", at, message);
+    snprintf(buf, cap, "%s%s%s%s%s%s%s", err->path, err->path[0] ? ": " : "", err->tensor[0] ? "'" : "",
+             err->tensor, err->tensor[0] ? "': " : "", at, message);
     return buf;
 }
 

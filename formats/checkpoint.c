@@ -1,0 +1,300 @@
+#include "formats/checkpoint.h"
+
+#include "formats/checkpoint_build.h"
+#include "formats/json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MAX_CONFIG ((uint64_t)16 << 20)
+
+static bl_status no_memory(const bl_build *b)
+{
+    return bl_fail(b->err, BL_E_NOMEM, b->c->path, NULL, -1, "out of memory");
+}
+
+bl_status bl_build_problem(bl_build *b, bl_status s, const bl_error *problem)
+{
+    if (s == BL_OK) {
+        return BL_OK;
+    }
+    if (s == BL_E_INPUT && b->options->tolerate) {
+        b->c->problems++;
+        if (b->options->on_problem) {
+            b->options->on_problem(b->options->arg, problem);
+        }
+        return BL_OK;
+    }
+    if (b->err && b->err->code == BL_OK) {
+        *b->err = *problem;
+    }
+    return s;
+}
+
+bl_status bl_build_report(bl_build *b, const char *path, const char *tensor, int64_t offset, const char *fmt,
+                          ...)
+{
+    bl_error problem = {0};
+    char text[sizeof problem.message];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return bl_build_problem(b, bl_fail(&problem, BL_E_INPUT, path, tensor, offset, "%s", text), &problem);
+}
+
+const char *bl_build_path(bl_build *b, const char *folder, const char *name)
+{
+    size_t n = strlen(folder), m = strlen(name);
+    bool slash = n > 0 && folder[n - 1] != '/';
+    char *p = bl_arena_alloc(&b->c->arena, n + m + 2);
+    if (p) {
+        snprintf(p, n + m + 2, "%s%s%s", folder, slash ? "/" : "", name);
+    }
+    return p;
+}
+
+bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_header *h, uint32_t *index,
+                        bl_error *err)
+{
+    bl_checkpoint *c = b->c;
+    if (c->file_count == b->file_cap) {
+        size_t cap = b->file_cap ? 2 * b->file_cap : 16;
+        bl_source_file *files = bl_arena_array(&c->arena, cap, sizeof *files);
+        if (!files) {
+            return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+        }
+        if (c->file_count) {
+            memcpy(files, c->files, c->file_count * sizeof *files);
+        }
+        c->files = files;
+        b->file_cap = cap;
+    }
+    bl_file *f = NULL;
+    BL_TRY(bl_file_open(&f, path, err));
+    bl_status s = bl_st_read(f, (uint32_t)c->file_count, &c->arena, h, err);
+    if (s != BL_OK) {
+        bl_file_close(&f);
+        return s;
+    }
+    *index = (uint32_t)c->file_count;
+    c->files[c->file_count++] = (bl_source_file){name, path, f, h->header_bytes, h->file_bytes, h->count};
+    return BL_OK;
+}
+
+bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count)
+{
+    bl_checkpoint *c = b->c;
+    if (c->tensor_count + count > b->tensor_cap) {
+        size_t cap =
+            2 * b->tensor_cap > c->tensor_count + count ? 2 * b->tensor_cap : c->tensor_count + count;
+        bl_tensor *grown = bl_arena_array(&c->arena, cap, sizeof *grown);
+        if (!grown) {
+            return no_memory(b);
+        }
+        if (c->tensor_count) {
+            memcpy(grown, c->tensors, c->tensor_count * sizeof *grown);
+        }
+        c->tensors = grown;
+        b->tensor_cap = cap;
+    }
+    if (count) {
+        memcpy(c->tensors + c->tensor_count, tensors, count * sizeof *tensors);
+    }
+    c->tensor_count += count;
+    return BL_OK;
+}
+
+static int by_name_and_file(const void *a, const void *b)
+{
+    int order = bl_tensor_by_name(a, b);
+    return order ? order : bl_tensor_by_place(a, b);
+}
+
+bl_status bl_build_finish(bl_build *b)
+{
+    bl_checkpoint *c = b->c;
+    size_t kept = 0;
+    if (c->tensor_count) {
+        qsort(c->tensors, c->tensor_count, sizeof *c->tensors, by_name_and_file);
+    }
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const bl_tensor *t = &c->tensors[i], *last = kept ? &c->tensors[kept - 1] : NULL;
+        if (last && strcmp(last->name, t->name) == 0) {
+            BL_TRY(bl_build_report(b, c->files[t->file].path, t->name, -1, "is also in %s",
+                                   c->files[last->file].name));
+            continue;
+        }
+        c->tensor_bytes += t->nbytes; /* cannot overflow: sizes of files */
+        c->tensors[kept++] = *t;
+    }
+    c->tensor_count = kept;
+    return BL_OK;
+}
+
+bl_status bl_build_config(bl_build *b, const char *folder)
+{
+    bl_checkpoint *c = b->c;
+    bl_error e = {0};
+    char *text = NULL;
+    size_t n = 0;
+    const char *path = bl_build_path(b, folder, "config.json");
+    if (!path) {
+        return no_memory(b);
+    }
+    bl_status s = bl_file_slurp(path, MAX_CONFIG, &text, &n, &e);
+    if (s == BL_OK) {
+        s = bl_config_parse(text, n, path, &c->arena, &c->config, &e);
+        c->has_config = s == BL_OK;
+    }
+    free(text);
+    return bl_build_problem(b, s, &e);
+}
+
+bool bl_build_name_ok(const char *name, size_t n)
+{
+    return n > 0 && n < 256 && name[0] != '.' && !memchr(name, '/', n) && bl_text_is_clean(name, n);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static bool is_safetensors(const char *name)
+{
+    size_t n = strlen(name), m = strlen(".safetensors");
+    return name[0] != '.' && n > m && strcmp(name + n - m, ".safetensors") == 0;
+}
+
+bl_status bl_build_list(bl_build *b, const char *folder, const char ***names, size_t *count)
+{
+    size_t cap = 0;
+    *names = NULL;
+    *count = 0;
+    DIR *d = opendir(folder);
+    if (!d) {
+        return bl_fail_errno(b->err, errno, 1, folder, "cannot open the folder");
+    }
+    bool full = false;
+    errno = 0;
+    for (struct dirent *e; !full && (e = readdir(d));) {
+        if (!is_safetensors(e->d_name)) {
+            continue;
+        }
+        if (*count == cap) {
+            cap = cap ? 2 * cap : 64;
+            const char **grown = bl_arena_array(&b->c->arena, cap, sizeof *grown);
+            if (grown && *count) {
+                memcpy(grown, *names, *count * sizeof *grown);
+            }
+            *names = grown;
+        }
+        char *name = *names ? bl_arena_strndup(&b->c->arena, e->d_name, strlen(e->d_name)) : NULL;
+        full = !name;
+        if (name) {
+            (*names)[(*count)++] = name;
+        }
+    }
+    int e = errno;
+    closedir(d);
+    if (full) {
+        return no_memory(b);
+    }
+    if (e != 0) {
+        return bl_fail_errno(b->err, e, 1, folder, "cannot list the folder");
+    }
+    if (*count) {
+        qsort(*names, *count, sizeof **names, by_text);
+    }
+    return BL_OK;
+}
+
+static bl_status read_single(bl_build *b, const char *path)
+{
+    bl_st_header h;
+    uint32_t index;
+    bl_error e = {0};
+    const char *slash = strrchr(path, '/');
+    bl_status s = bl_build_file(b, slash ? slash + 1 : path, path, &h, &index, &e);
+    BL_TRY(bl_build_problem(b, s, &e));
+    if (s == BL_OK) {
+        BL_TRY(bl_build_tensors(b, h.tensors, h.count));
+    }
+    return bl_build_finish(b);
+}
+
+static bl_status read_any(bl_build *b, const char *path)
+{
+    struct stat st;
+    bl_checkpoint *c = b->c;
+    if (stat(path, &st) != 0) {
+        return bl_fail_errno(b->err, errno, 1, path, "cannot open");
+    }
+    if (!S_ISDIR(st.st_mode)) {
+        c->kind = BL_SOURCE_FILE;
+        return read_single(b, c->path);
+    }
+    const char *manifest = bl_build_path(b, c->path, "manifest.json");
+    if (!manifest) {
+        return no_memory(b);
+    }
+    c->kind = stat(manifest, &st) == 0 ? BL_SOURCE_PACKED : BL_SOURCE_HF;
+    return c->kind == BL_SOURCE_PACKED ? bl_checkpoint_read_packed(b, c->path)
+                                       : bl_checkpoint_read_hf(b, c->path);
+}
+
+bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_checkpoint_options *options,
+                             bl_error *err)
+{
+    static const bl_checkpoint_options strict;
+    *out = NULL;
+    bl_checkpoint *c = calloc(1, sizeof *c);
+    if (!c || !(c->path = bl_arena_strndup(&c->arena, path, strlen(path)))) {
+        free(c);
+        return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+    }
+    bl_build b = {.c = c, .options = options ? options : &strict, .err = err};
+    bl_status s = read_any(&b, path);
+    if (s != BL_OK) {
+        bl_checkpoint_close(&c);
+    }
+    *out = c;
+    return s;
+}
+
+void bl_checkpoint_close(bl_checkpoint **cp)
+{
+    bl_checkpoint *c = *cp;
+    *cp = NULL;
+    if (!c) {
+        return;
+    }
+    for (size_t i = 0; i < c->file_count; i++) {
+        bl_file_close(&c->files[i].file);
+    }
+    bl_arena_reset(&c->arena);
+    free(c);
+}
+
+static int name_against_tensor(const void *name, const void *tensor)
+{
+    return strcmp(name, ((const bl_tensor *)tensor)->name);
+}
+
+const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name)
+{
+    return c->tensor_count
+               ? bsearch(name, c->tensors, c->tensor_count, sizeof *c->tensors, name_against_tensor)
+               : NULL;
+}
+
+const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t)
+{
+    return &c->files[t->file];
+}
