@@ -68,43 +68,53 @@ static bool in_linked(const bl_st_header *h, const bl_tensor *t)
     return i > 0 && h->tensors[i - 1].offset == t->offset && same_shape(&h->tensors[i - 1], t);
 }
 
-/* Payload file `file` of the rank against the manifest, both ways. */
-static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
+/* A linked file may hold more than the manifest names, but not less. */
+static bl_status check_linked(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
 {
     const bl_rank_manifest *r = b->c->rank;
-    bool linked = r->files[file].linked;
-    size_t named = 0;
-    if (h->file_bytes != r->files[file].bytes) {
-        return bl_build_report(b, path, NULL, -1, "has %" PRIu64 " bytes, the manifest says %" PRIu64,
-                               h->file_bytes, r->files[file].bytes);
-    }
     for (size_t i = 0; i < r->tensor_count; i++) {
         const bl_tensor *t = &r->tensors[i].tensor;
-        if (t->file != file) {
-            continue;
-        }
-        named++;
-        if (linked && !in_linked(h, t)) {
+        if (t->file == file && !in_linked(h, t)) {
             BL_TRY(bl_build_report(b, path, t->name, (int64_t)t->offset,
                                    "the file's header has no %s tensor of this shape here",
                                    bl_dtype_name(t->dtype)));
         }
     }
-    for (size_t i = 0; !linked && i < h->count; i++) {
-        const bl_tensor *have = &h->tensors[i];
-        const bl_manifest_tensor *want = bl_rank_manifest_find(r, have->name);
-        if (!want || want->tensor.file != file) {
-            BL_TRY(bl_build_report(b, path, have->name, -1, "the manifest does not have it in this file"));
+    return BL_OK;
+}
+
+/* The tensors of a payload file against those that the manifest has in it: the same ones, in the same places.
+ */
+static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
+{
+    const bl_rank_manifest *r = b->c->rank;
+    bl_tensor *have = bl_arena_array(&b->c->arena, h->count, sizeof *have);
+    size_t at = 0;
+    if (!have) {
+        return no_memory(b);
+    }
+    memcpy(have, h->tensors, h->count * sizeof *have);
+    qsort(have, h->count, sizeof *have, bl_tensor_by_name);
+    for (size_t i = 0; i < r->tensor_count; i++) { /* both lists ascend by name */
+        const bl_tensor *want = &r->tensors[i].tensor;
+        if (want->file != file) {
             continue;
         }
-        named--;
-        if (!same_shape(have, &want->tensor) || have->offset != want->tensor.offset) {
-            BL_TRY(bl_build_report(b, path, have->name, -1,
+        for (; at < h->count && strcmp(have[at].name, want->name) < 0; at++) {
+            BL_TRY(bl_build_report(b, path, have[at].name, -1, "the manifest does not have it in this file"));
+        }
+        if (at == h->count || strcmp(have[at].name, want->name) != 0) {
+            BL_TRY(bl_build_report(b, path, want->name, -1, "missing: the manifest has it in this file"));
+            continue;
+        }
+        if (!same_shape(&have[at], want) || have[at].offset != want->offset) {
+            BL_TRY(bl_build_report(b, path, want->name, -1,
                                    "dtype, shape or offset differ from the manifest's"));
         }
+        at++;
     }
-    if (!linked && named > 0) {
-        BL_TRY(bl_build_report(b, path, NULL, -1, "lacks %zu tensors that the manifest has in it", named));
+    for (; at < h->count; at++) {
+        BL_TRY(bl_build_report(b, path, have[at].name, -1, "the manifest does not have it in this file"));
     }
     return BL_OK;
 }
@@ -123,7 +133,14 @@ static bl_status open_payload(bl_build *b, const char *rank_name, uint32_t file,
     bl_status s = bl_build_file(b, name, path, &h, &index, &e);
     *place = s == BL_OK ? (int64_t)index : -1;
     BL_TRY(bl_build_problem(b, s, &e));
-    return s == BL_OK ? check_payload(b, &h, file, path) : BL_OK;
+    if (s != BL_OK) {
+        return BL_OK;
+    }
+    if (h.file_bytes != r->files[file].bytes) {
+        BL_TRY(bl_build_report(b, path, NULL, -1, "has %" PRIu64 " bytes, the manifest says %" PRIu64,
+                               h.file_bytes, r->files[file].bytes));
+    }
+    return r->files[file].linked ? check_linked(b, &h, file, path) : check_payload(b, &h, file, path);
 }
 
 /* No other *.safetensors file may be in the rank's folder: somebody who opens them all would mix it in. */

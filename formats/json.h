@@ -2,7 +2,7 @@
  *
  * A document is validated once, whole (RFC 8259 grammar, UTF-8, depth, size, no duplicate keys in any object after
  * unescaping, nothing but white space after the value). Then values are spans of the source text and walking them cannot
- * fail. There is no tree: memory is the caller's text plus, during validation, a hash of the keys of the open objects.
+ * fail. There is no tree: memory is the caller's text plus, during validation, 8 to 20 bytes for each key of the open objects.
  * Numbers keep their source text, so that chat templates can print them as written. Building JSON is jansson's job. */
 #ifndef BL_FORMATS_JSON_H
 #define BL_FORMATS_JSON_H

@@ -12,22 +12,20 @@
 
 #define DEFAULT_BYTES 100000000u
 #define DEFAULT_DEPTH 64u
-#define LINEAR_KEYS                                                                                          \
-    12u /* objects with at most this many keys are compared one by one, larger ones through the table */
+#define FEW_KEYS                                                                                             \
+    12u /* objects with at most this many keys are compared pair by pair, larger ones are sorted by hash */
 
-/* The keys of all open objects, innermost last. An object with many keys also has them in an open-addressing
- * table of indexes into keys. Objects close in the reverse order in which their keys went in, and with linear
- * probing the entry that went in last is on nobody else's path, so that closing an object just empties its
- * slots. */
+/* The keys of all open objects, innermost last. Duplicates are looked for when an object closes: sorting what
+ * was appended in order touches memory in order too, where a hash table of a million keys would miss the
+ * cache at every step. */
 typedef struct key {
-    uint64_t hash;
-    uint32_t at; /* offset of the opening quote */
+    uint32_t hash; /* seeded: nobody can prepare keys that collide */
+    uint32_t at;   /* offset of the opening quote */
 } key;
 
 typedef struct frame {
     size_t first; /* index of its first key */
-    uint64_t seed;
-    bool object, tabled;
+    bool object;
 } frame;
 
 typedef struct check {
@@ -39,8 +37,6 @@ typedef struct check {
     bool duplicates_allowed, surrogates_refused;
     key *keys;
     size_t key_count, key_cap;
-    uint32_t *table; /* index + 1, 0 = empty */
-    size_t table_size, table_used;
     uint64_t seed;
     char *scratch; /* unescaped keys */
     size_t scratch_cap;
@@ -257,92 +253,30 @@ static bl_status key_bytes(check *c, bl_json k, bool escaped, const char **out, 
     return BL_OK;
 }
 
-/* Does key i, once unescaped, hold exactly the n bytes at s? Called on equal hashes only. */
-static bool same_key(const check *c, size_t i, const char *s, size_t n)
+/* Do two keys hold the same text once unescaped? Called on equal hashes only. */
+static bool same_key(const check *c, const key *a, const key *b)
 {
-    bl_json k = key_value(c, c->keys[i].at);
-    if (!memchr(k.p, '\\', k.n)) {
-        return k.n - 2 == n && memcmp(k.p + 1, s, n) == 0;
+    bl_json s = key_value(c, a->at), t = key_value(c, b->at);
+    if (!memchr(s.p, '\\', s.n) && !memchr(t.p, '\\', t.n)) {
+        return s.n == t.n && memcmp(s.p, t.p, s.n) == 0;
     }
-    char *buf = malloc(k.n);
+    char *buf = malloc(s.n + t.n);
     if (!buf) {
-        return true; /* equal 64-bit hashes: as good as certain */
+        return true; /* all but certain */
     }
-    bool same = bl_json_string(k, buf, k.n) == n && memcmp(buf, s, n) == 0;
+    size_t n = bl_json_string(s, buf, s.n), m = bl_json_string(t, buf + s.n, t.n);
+    bool same = n == m && memcmp(buf, buf + s.n, n) == 0;
     free(buf);
     return same;
 }
 
-static void table_put(check *c, size_t i)
+/* Enter the key in [at, c->p) into the innermost object. */
+static bl_status add_key(check *c, const char *at, bool escaped)
 {
-    size_t mask = c->table_size - 1, slot = c->keys[i].hash & mask;
-    while (c->table[slot]) {
-        slot = (slot + 1) & mask;
-    }
-    c->table[slot] = (uint32_t)i + 1;
-    c->table_used++;
-}
-
-/* Room for more entries in the table, at most half full; entries go back in in the order of their keys. */
-static bl_status table_reserve(check *c, size_t more)
-{
-    if ((c->table_used + more) * 2 <= c->table_size) {
-        return BL_OK;
-    }
-    size_t size = c->table_size ? c->table_size : 64;
-    while ((c->table_used + more) * 2 > size) {
-        size *= 2;
-    }
-    uint32_t *table = calloc(size, sizeof *table);
-    if (!table) {
-        return no_memory(c);
-    }
-    free(c->table);
-    c->table = table;
-    c->table_size = size;
-    c->table_used = 0;
-    for (unsigned d = 0; d < c->depth; d++) {
-        size_t stop = d + 1 < c->depth ? c->stack[d + 1].first : c->key_count;
-        for (size_t i = c->stack[d].first; c->stack[d].tabled && i < stop; i++) {
-            table_put(c, i);
-        }
-    }
-    return BL_OK;
-}
-
-static bool seen(const check *c, const frame *f, uint64_t hash, const char *s, size_t n)
-{
-    if (!f->tabled) {
-        for (size_t i = f->first; i < c->key_count; i++) {
-            if (c->keys[i].hash == hash && same_key(c, i, s, n)) {
-                return true;
-            }
-        }
-        return false;
-    }
-    size_t mask = c->table_size - 1;
-    for (size_t slot = hash & mask; c->table[slot]; slot = (slot + 1) & mask) {
-        size_t i = c->table[slot] - 1;
-        if (c->keys[i].hash == hash && i >= f->first && same_key(c, i, s, n)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Once an object outgrows linear comparison, its keys go into the table. */
-static bl_status table_begin(check *c, frame *f)
-{
-    BL_TRY(table_reserve(c, c->key_count - f->first));
-    f->tabled = true;
-    for (size_t i = f->first; i < c->key_count; i++) {
-        table_put(c, i);
-    }
-    return BL_OK;
-}
-
-static bl_status append_key(check *c, uint64_t hash, uint32_t at)
-{
+    bl_json k = {at, (size_t)(c->p - at), BL_JSON_STRING};
+    const char *s;
+    size_t n;
+    BL_TRY(key_bytes(c, k, escaped, &s, &n));
     if (c->key_count == c->key_cap) {
         size_t cap = c->key_cap ? c->key_cap + c->key_cap / 2 : 64;
         key *keys = realloc(c->keys, cap * sizeof *keys);
@@ -352,32 +286,59 @@ static bl_status append_key(check *c, uint64_t hash, uint32_t at)
         c->keys = keys;
         c->key_cap = cap;
     }
-    c->keys[c->key_count++] = (key){hash, at};
+    c->keys[c->key_count++] = (key){(uint32_t)XXH3_64bits_withSeed(s, n, c->seed), (uint32_t)(at - c->text)};
     return BL_OK;
 }
 
-/* Enter the key in [at, c->p) into the innermost object, or refuse it as a duplicate. */
-static bl_status add_key(check *c, const char *at, bool escaped)
+/* Sort by hash, a byte at a time, lowest first; room is for n keys. Stable: equal hashes stay in the order of
+ * the text. */
+static void sort_keys(key *keys, size_t n, key *room)
 {
-    frame *f = &c->stack[c->depth - 1];
-    bl_json k = {at, (size_t)(c->p - at), BL_JSON_STRING};
-    const char *s;
-    size_t n;
-    BL_TRY(key_bytes(c, k, escaped, &s, &n));
-    uint64_t hash = XXH3_64bits_withSeed(s, n, f->seed);
-    if (seen(c, f, hash, s, n)) {
-        char name[200];
-        bl_json_string(k, name, sizeof name);
-        return bl_fail(c->err, BL_E_INPUT, c->path, name, at - c->text, "JSON: duplicate key");
+    key *from = keys, *to = room;
+    for (unsigned shift = 0; shift < 32; shift += 8) {
+        size_t count[256] = {0}, at = 0;
+        for (size_t i = 0; i < n; i++) {
+            count[from[i].hash >> shift & 255]++;
+        }
+        for (int d = 0; d < 256; d++) {
+            size_t here = count[d];
+            count[d] = at;
+            at += here;
+        }
+        for (size_t i = 0; i < n; i++) {
+            to[count[from[i].hash >> shift & 255]++] = from[i];
+        }
+        key *swap = from;
+        from = to;
+        to = swap;
     }
-    if (f->tabled) {
-        BL_TRY(table_reserve(c, 1)); /* before the key joins: a rebuild enters every key it finds */
+}
+
+static bl_status duplicate(check *c, const key *k)
+{
+    char name[200];
+    bl_json_string(key_value(c, k->at), name, sizeof name);
+    return bl_fail(c->err, BL_E_INPUT, c->path, name, k->at, "JSON: duplicate key");
+}
+
+/* No two of the n keys of one object may be the same. */
+static bl_status check_keys(check *c, key *keys, size_t n)
+{
+    bool sorted = n > FEW_KEYS;
+    if (sorted) {
+        key *room = malloc(n * sizeof *room);
+        if (!room) {
+            return no_memory(c);
+        }
+        sort_keys(keys, n, room);
+        free(room);
     }
-    BL_TRY(append_key(c, hash, (uint32_t)(at - c->text)));
-    if (f->tabled) {
-        table_put(c, c->key_count - 1);
-    } else if (c->key_count - f->first > LINEAR_KEYS) {
-        BL_TRY(table_begin(c, f));
+    for (size_t i = 1; i < n; i++) {
+        for (size_t j = i; j-- > 0 && (!sorted || keys[j].hash == keys[i].hash);) {
+            if (keys[j].hash == keys[i].hash && same_key(c, &keys[j], &keys[i])) {
+                return duplicate(c, &keys[i]);
+            }
+        }
     }
     return BL_OK;
 }
@@ -409,30 +370,18 @@ static bl_status open_frame(check *c)
         return bl_fail(c->err, BL_E_INPUT, c->path, NULL, c->p - c->text,
                        "JSON: nested deeper than %u levels", c->max_depth);
     }
-    /* Each object its own seed: equal keys of different objects do not meet in the table. */
-    c->seed += 0x9e3779b97f4a7c15u;
-    c->stack[c->depth++] = (frame){c->key_count, c->seed, *c->p == '{', false};
+    c->stack[c->depth++] = (frame){c->key_count, *c->p == '{'};
     c->p++;
     skip_space(c);
     return BL_OK;
 }
 
-static void close_frame(check *c)
+static bl_status close_frame(check *c)
 {
-    frame *f = &c->stack[--c->depth];
-    size_t mask = c->table_size - 1;
-    while (c->key_count > f->first) {
-        size_t i = --c->key_count;
-        if (f->tabled) {
-            size_t slot = c->keys[i].hash & mask;
-            while (c->table[slot] != i + 1) {
-                slot = (slot + 1) & mask;
-            }
-            c->table[slot] = 0;
-            c->table_used--;
-        }
-    }
+    size_t first = c->stack[--c->depth].first, n = c->key_count - first;
+    c->key_count = first;
     c->p++;
+    return n > 1 ? check_keys(c, c->keys + first, n) : BL_OK;
 }
 
 static bl_status check_word(check *c, const char *word, size_t n)
@@ -466,8 +415,7 @@ static bl_status check_value(check *c, bool *opened)
         char close = *c->p == '{' ? '}' : ']';
         BL_TRY(open_frame(c));
         if (c->p < c->end && *c->p == close) {
-            close_frame(c);
-            return BL_OK;
+            return close_frame(c);
         }
         *opened = true;
         return close == '}' ? check_member(c) : BL_OK;
@@ -498,7 +446,7 @@ static bl_status check_after(check *c, bool *done)
         if (ch != (object ? '}' : ']')) {
             return bad(c, c->p, object ? "expected ',' or '}'" : "expected ',' or ']'");
         }
-        close_frame(c);
+        BL_TRY(close_frame(c));
     }
     *done = true;
     return BL_OK;
@@ -557,7 +505,6 @@ bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits
     bl_status s = c.stack ? check_document(&c, root) : no_memory(&c);
     free(c.stack);
     free(c.keys);
-    free(c.table);
     free(c.scratch);
     return s;
 }
