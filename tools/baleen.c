@@ -8,6 +8,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
+    {"bench", cmd_bench, "measure the hot paths beside what this machine can do"},
     {NULL, NULL, NULL},
 };
 

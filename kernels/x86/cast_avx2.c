@@ -63,6 +63,9 @@ static int64_t bf16_nonfinite_avx2(const void *x, int64_t n)
     return i;
 }
 
+/* How far ahead of the codes to ask for the next ones: past the end of a page, where the hardware's prefetcher stops. */
+enum { AHEAD = 2048 };
+
 /* ---- rows. stream is a constant at every call, so that each function compiles into two. */
 
 static inline __attribute__((always_inline)) void store(uint16_t *out, __m256i v, int stream)
@@ -91,6 +94,7 @@ static inline __attribute__((always_inline)) int fp8_blocks(uint16_t *out, const
     const __m256i field = _mm256_set1_epi16((short)0xbf80), nan = _mm256_set1_epi8(0x7f);
     __m256i found = _mm256_setzero_si256();
     for (int64_t b = 0; b < blocks; b++) {
+        __builtin_prefetch(codes + 32 * b + AHEAD);
         __m256i c = _mm256_loadu_si256((const __m256i *)(codes + 32 * b));
         __m256 f = _mm256_castsi256_ps(_mm256_set1_epi32((scale[b] + 8) << 23));
         __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 1), field);
@@ -148,6 +152,7 @@ static inline __attribute__((always_inline)) void fp4_blocks(uint16_t *out, cons
     int64_t b = 0;
     for (; b + 2 <= blocks; b += 2) {
         uint16_t scales;
+        __builtin_prefetch(packed + 16 * b + AHEAD);
         memcpy(&scales, scale + b, 2);
         fp4_pair(r, _mm256_loadu_si256((const __m256i *)(packed + 16 * b)), scales);
         for (int i = 0; i < 4; i++) store(out + 32 * b + 16 * i, r[i], stream);
