@@ -172,7 +172,8 @@ bl_status bl_checkpoint_read_packed(bl_build *b, const char *folder)
         return BL_OK;
     }
     char buf[16];
-    const char *rank_name = bl_arena_strndup(&c->arena, bl_rank_folder(buf, c->rank->rank), strlen(buf));
+    bl_rank_folder(buf, c->rank->rank);
+    const char *rank_name = bl_arena_strndup(&c->arena, buf, strlen(buf));
     const char *rank_path = rank_name ? bl_build_path(b, folder, rank_name) : NULL;
     int64_t *places = bl_arena_array(&c->arena, c->rank->file_count, sizeof *places);
     if (!rank_path || !places) {

@@ -9,6 +9,7 @@ static const struct {
     const char *summary;
 } commands[] = {
     {"bench", cmd_bench, "measure the hot paths beside what this machine can do"},
+    {"convert", cmd_convert, "cast a checkpoint to BF16, or pack it"},
     {NULL, NULL, NULL},
 };
 

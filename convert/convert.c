@@ -1,0 +1,135 @@
+#include "convert/convert.h"
+
+#include "convert/job.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* Room beside the payload: config, tokenizer, index, manifests. */
+#define SMALL_FILES ((uint64_t)64 << 20)
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bl_status choose_layers(bl_job *j, const bool **out, bl_error *err)
+{
+    const bl_convert_options *o = j->o;
+    int layers = j->source->config.num_hidden_layers;
+    *out = NULL;
+    if (!o->layer_count) {
+        return BL_OK;
+    }
+    bool *keep = bl_arena_array(&j->arena, (size_t)layers, sizeof *keep);
+    if (!keep) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    for (size_t i = 0; i < o->layer_count; i++) {
+        if (o->layers[i] < 0 || o->layers[i] >= layers) {
+            return bl_fail(err, BL_E_USAGE, NULL, "--layers", -1, "layer %d is not among 0..%d", o->layers[i], layers - 1);
+        }
+        keep[o->layers[i]] = true;
+    }
+    *out = keep;
+    return BL_OK;
+}
+
+static bl_status make_plan(bl_job *j, bl_error *err)
+{
+    bl_plan_options po = {.target = j->o->target, .drop = j->o->drop, .shard_size = j->o->shard_size};
+    if (j->source->kind == BL_SOURCE_FILE) {
+        return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
+    }
+    BL_TRY(choose_layers(j, &po.layers, err));
+    BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
+    return bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err);
+}
+
+static bl_status check_space(const bl_job *j, const char *dst, bl_error *err)
+{
+    uint64_t have, need = j->plan.file_bytes + SMALL_FILES;
+    BL_TRY(bl_free_space(dst, &have, err));
+    if (have < need) {
+        return bl_fail(err, BL_E_IO, dst, NULL, -1, "needs %llu bytes, %llu are free", (unsigned long long)need,
+                       (unsigned long long)have);
+    }
+    return BL_OK;
+}
+
+static bl_status fill_folder(bl_job *j, bl_error *err)
+{
+    if (j->plan.target == BL_TO_PACKED) {
+        const char *rank = bl_job_path(j, "rank-0000");
+        if (!rank || mkdir(rank, 0777) != 0) {
+            return bl_fail_errno(err, errno, 0, rank ? rank : j->folder, "cannot create the folder");
+        }
+    }
+    BL_TRY(bl_job_stream(j, err));
+    BL_TRY(bl_job_extras(j, err));
+    BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : bl_job_index(j, err));
+    const char *path = bl_job_path(j, BL_SUMS_NAME);
+    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+}
+
+static bl_status write_folder(bl_job *j, const char *dst, bl_error *err)
+{
+    BL_TRY(bl_folder_begin(dst, &j->folder, err));
+    bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
+                                   j->plan.target == BL_TO_PACKED && !j->o->no_digests, j->o->cpu, &j->arena, err);
+    if (s == BL_OK) {
+        s = fill_folder(j, err);
+    }
+    bl_producer_close(&j->producer);
+    if (s == BL_OK && j->o->cancelled && j->o->cancelled()) {
+        s = bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
+    }
+    if (s == BL_OK) {
+        s = bl_folder_commit(&j->folder, dst, err);
+    }
+    if (s != BL_OK && j->folder) {
+        bl_folder_abort(&j->folder);
+    }
+    return s;
+}
+
+static void fill_report(const bl_job *j, bl_convert_report *r)
+{
+    memcpy(r->action_count, j->plan.action_count, sizeof r->action_count);
+    r->source_tensors = j->source->tensor_count;
+    r->source_bytes = j->source->tensor_bytes;
+    r->tensors = j->plan.tensor_count;
+    r->files = j->plan.file_count;
+    r->tensor_bytes = j->plan.tensor_bytes;
+    r->file_bytes = j->plan.file_bytes;
+    r->dropped = j->plan.dropped;
+}
+
+bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)
+{
+    bl_job j = {.o = o};
+    double start = now();
+    *report = (bl_convert_report){0};
+    BL_TRY(bl_checkpoint_open(&j.source, src, NULL, err));
+    pthread_mutex_init(&j.lock, NULL);
+    bl_status s = make_plan(&j, err);
+    if (s == BL_OK) {
+        fill_report(&j, report);
+        s = check_space(&j, dst, err);
+    }
+    if (s == BL_OK && !o->dry_run) {
+        s = write_folder(&j, dst, err);
+    }
+    pthread_mutex_destroy(&j.lock);
+    free(j.sums);
+    bl_checkpoint_close(&j.source);
+    bl_arena_reset(&j.arena);
+    report->seconds = now() - start;
+    return s;
+}

@@ -1,0 +1,37 @@
+/* Whole conversions: a checkpoint in, a checkpoint or a packed model out, complete or not at all. */
+#ifndef BL_CONVERT_CONVERT_H
+#define BL_CONVERT_CONVERT_H
+
+#include "convert/plan.h"
+
+typedef struct bl_convert_options {
+    bl_target target;
+    unsigned drop;       /* BL_DROP_ bits */
+    uint64_t shard_size; /* BL_TO_BF16: most bytes of tensors in one file */
+    const int *layers;   /* [layer_count] backbone layers to keep; layer_count 0 = all */
+    size_t layer_count;
+    int jobs;          /* threads; <= 0 = chosen */
+    unsigned cpu;      /* kernel capability mask */
+    bool no_sha256;    /* leave SHA-256 of the payload files out; small files keep theirs */
+    bool no_digests;   /* BL_TO_PACKED, for measuring only: leave chunk and value digests zero */
+    bool dry_run;      /* plan and check the free space, write nothing */
+    /* Hash multipliers of an Engram layer for manifest.json (bl_engram_multipliers). NULL: the list stays empty. */
+    void (*engram_multipliers)(int64_t *out, int n, int layer, int classes);
+    bool (*cancelled)(void); /* polled; may be NULL */
+    void (*progress)(void *arg, uint64_t done, uint64_t total); /* bytes written; any thread; may be NULL */
+    void *progress_arg;
+} bl_convert_options;
+
+typedef struct bl_convert_report {
+    size_t action_count[BL_ACTIONS]; /* source tensors by action */
+    size_t source_tensors, tensors, files;
+    uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
+    unsigned dropped;
+    double seconds;
+} bl_convert_report;
+
+/* Convert the checkpoint at src into the folder dst, which must not exist or be empty. Free space is checked first; peak memory
+ * does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there. */
+bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err);
+
+#endif

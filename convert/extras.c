@@ -1,0 +1,120 @@
+/* The small files of a converted checkpoint. */
+#include "convert/job.h"
+#include "convert/rewrite.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_EXTRA ((uint64_t)64 << 20)
+
+/* What travels with the weights, where the source has it. Never an index: it is written anew. */
+static const char *const companions[] = {"tokenizer.json",          "tokenizer_config.json", "generation_config.json",
+                                         "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
+                                         "chat_template.json",      "preprocessor_config.json", "processor_config.json"};
+
+static const char *source_path(bl_job *j, const char *name)
+{
+    size_t n = strlen(j->source->path) + strlen(name) + 2;
+    char *path = bl_arena_alloc(&j->arena, n);
+    if (path) {
+        snprintf(path, n, "%s/%s", j->source->path, name);
+    }
+    return path;
+}
+
+/* Copy a file of the source; *found tells whether it is there. */
+static bl_status copy_file(bl_job *j, const char *name, bool *found, bl_error *err)
+{
+    const char *path = source_path(j, name);
+    char *data;
+    size_t n;
+    if (!path) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    *found = access(path, F_OK) == 0;
+    if (!*found) {
+        return BL_OK;
+    }
+    BL_TRY(bl_file_slurp(path, MAX_EXTRA, &data, &n, err));
+    bl_status s = bl_job_small_file(j, name, data, n, err);
+    free(data);
+    return s;
+}
+
+bl_status bl_job_extras(bl_job *j, bl_error *err)
+{
+    const bl_config *c = &j->source->config;
+    const char *config = source_path(j, "config.json");
+    char *text;
+    size_t n;
+    bool found;
+    if (!config) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    BL_TRY(bl_config_rewrite(c, config, &j->plan, &text, &n, err));
+    bl_status s = bl_job_small_file(j, "config.json", text, n, err);
+    free(text);
+    BL_TRY(s);
+    /* The original is the one the source itself kept, if it was converted before. */
+    BL_TRY(copy_file(j, "config.source.json", &found, err));
+    if (!found) {
+        BL_TRY(bl_job_small_file(j, "config.source.json", c->text, c->text_bytes, err));
+    }
+    for (size_t i = 0; i < sizeof companions / sizeof *companions; i++) {
+        BL_TRY(copy_file(j, companions[i], &found, err));
+    }
+    return BL_OK;
+}
+
+/* Names need no escapes beyond these: bl_st_read refuses control bytes. */
+static void put_name(FILE *f, const char *name)
+{
+    fputc('"', f);
+    for (const char *p = name; *p; p++) {
+        if (*p == '"' || *p == '\\') {
+            fputc('\\', f);
+        }
+        fputc(*p, f);
+    }
+    fputc('"', f);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const bl_plan_tensor *s = *(bl_plan_tensor *const *)a, *t = *(bl_plan_tensor *const *)b;
+    return strcmp(s->tensor.name, t->tensor.name);
+}
+
+bl_status bl_job_index(bl_job *j, bl_error *err)
+{
+    const bl_plan *plan = &j->plan;
+    char *text = NULL;
+    size_t n = 0;
+    bl_plan_tensor **order = malloc((plan->tensor_count + 1) * sizeof *order);
+    FILE *f = order ? open_memstream(&text, &n) : NULL;
+    if (!f) {
+        free(order);
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the index");
+    }
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        order[i] = &plan->tensors[i];
+    }
+    qsort(order, plan->tensor_count, sizeof *order, by_name);
+    fprintf(f, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {", (unsigned long long)plan->tensor_bytes);
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        fputs(i ? ",\n    " : "\n    ", f);
+        put_name(f, order[i]->tensor.name);
+        fprintf(f, ": \"%s\"", plan->files[order[i]->tensor.file].name);
+    }
+    fputs("\n  }\n}\n", f);
+    free(order);
+    bool bad = ferror(f);
+    bad = fclose(f) != 0 || bad;
+    bl_status s = bad ? bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the index")
+                      : bl_job_small_file(j, "model.safetensors.index.json", text, n, err);
+    free(text);
+    return s;
+}

@@ -1,0 +1,166 @@
+#include "convert/job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *bl_job_path(bl_job *j, const char *name)
+{
+    size_t n = strlen(j->folder) + strlen(name) + 2;
+    char *path = bl_arena_alloc(&j->arena, n);
+    if (path) {
+        snprintf(path, n, "%s/%s", j->folder, name);
+    }
+    return path;
+}
+
+static bl_status nomem(bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+}
+
+bl_status bl_job_sum(bl_job *j, const char *name, const uint8_t sha256[32], bl_error *err)
+{
+    if (j->sum_count == j->sum_cap) {
+        size_t cap = j->sum_cap ? 2 * j->sum_cap : 64;
+        bl_sum_line *grown = realloc(j->sums, cap * sizeof *grown);
+        if (!grown) {
+            return nomem(err);
+        }
+        j->sums = grown;
+        j->sum_cap = cap;
+    }
+    char *copy = bl_arena_strndup(&j->arena, name, strlen(name));
+    if (!copy) {
+        return nomem(err);
+    }
+    bl_sum_line *line = &j->sums[j->sum_count++];
+    line->name = copy;
+    memcpy(line->digest, sha256, 32);
+    return BL_OK;
+}
+
+bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_t n, bl_error *err)
+{
+    uint8_t sha256[32];
+    const char *path = bl_job_path(j, name);
+    if (!path) {
+        return nomem(err);
+    }
+    BL_TRY(bl_output_file(path, data, n, err));
+    BL_TRY(bl_sha256_bytes(data, n, sha256, err));
+    return bl_job_sum(j, name, sha256, err);
+}
+
+/* ---- streaming the payload */
+
+static bl_status open_file(bl_job *j, size_t file, bl_error *err)
+{
+    bl_job_file *f = &j->files[file];
+    const bl_plan_file *pf = &j->plan.files[file];
+    bl_status s = BL_OK;
+    pthread_mutex_lock(&j->lock);
+    if (!f->writer) {
+        const char *path = bl_job_path(j, pf->name);
+        s = path ? bl_writer_open(&f->writer, path, pf->file_bytes, err) : nomem(err);
+        if (s == BL_OK && !j->o->no_sha256) {
+            s = bl_sha256_create(&f->hash, err);
+        }
+        if (s == BL_OK && j->chunks) {
+            s = bl_chunker_create(&f->chunker, err);
+        }
+    }
+    pthread_mutex_unlock(&j->lock);
+    return s;
+}
+
+static bl_status work(void *arg, const bl_tile *t, bl_error *err)
+{
+    bl_job *j = arg;
+    BL_TRY(open_file(j, t->lane, err));
+    BL_TRY(bl_produce(&j->producer, t, err));
+    return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+}
+
+static void digest_chunks(bl_job *j, const bl_tile *t)
+{
+    const uint8_t *data = t->data;
+    for (size_t i = 0; i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const bl_piece *piece = &j->producer.pieces[j->producer.lanes[t->lane].parts[g->part].tag];
+        if (piece->tensor) {
+            /* members of a tensor are equally long */
+            uint64_t offset = piece->member * bl_plan_member_bytes(piece->tensor, piece->member) + g->offset;
+            bl_chunker_update(j->files[t->lane].chunker, data, offset, g->nbytes, piece->tensor->tensor.nbytes,
+                              j->chunks[piece->tensor - j->plan.tensors]);
+        }
+        data += g->nbytes;
+    }
+}
+
+static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
+{
+    bl_job *j = arg;
+    bl_job_file *f = &j->files[t->lane];
+    if (f->chunker && !j->o->no_digests) {
+        digest_chunks(j, t);
+    }
+    if (f->hash) {
+        bl_sha256_update(f->hash, t->data, t->nbytes);
+    }
+    if (!t->last) {
+        return BL_OK;
+    }
+    if (f->hash) {
+        BL_TRY(bl_sha256_final(f->hash, f->sha256, err));
+        bl_sha256_destroy(&f->hash);
+    }
+    bl_chunker_destroy(&f->chunker);
+    return bl_writer_commit(&f->writer, err);
+}
+
+static bl_status prepare(bl_job *j, bl_error *err)
+{
+    const bl_plan *plan = &j->plan;
+    j->files = bl_arena_array(&j->arena, plan->file_count, sizeof *j->files);
+    if (!j->files) {
+        return nomem(err);
+    }
+    if (plan->target != BL_TO_PACKED) {
+        return BL_OK;
+    }
+    j->chunks = bl_arena_array(&j->arena, plan->tensor_count, sizeof *j->chunks);
+    for (size_t i = 0; j->chunks && i < plan->tensor_count; i++) {
+        j->chunks[i] = bl_arena_array(&j->arena, bl_chunk_count(plan->tensors[i].tensor.nbytes), sizeof **j->chunks);
+        if (!j->chunks[i]) {
+            return nomem(err);
+        }
+    }
+    return j->chunks ? BL_OK : nomem(err);
+}
+
+bl_status bl_job_stream(bl_job *j, bl_error *err)
+{
+    BL_TRY(prepare(j, err));
+    bl_stream stream = {.lanes = j->producer.lanes,
+                        .lane_count = j->plan.file_count,
+                        .jobs = j->o->jobs,
+                        .scratch = j->producer.scratch,
+                        .scratch_ratio = j->producer.scratch_ratio,
+                        .work = work,
+                        .in_order = in_order,
+                        .arg = j,
+                        .cancelled = j->o->cancelled,
+                        .progress = j->o->progress,
+                        .progress_arg = j->o->progress_arg};
+    bl_status s = bl_stream_run(&stream, err);
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        bl_writer_abort(&j->files[i].writer);
+        bl_chunker_destroy(&j->files[i].chunker);
+        bl_sha256_destroy(&j->files[i].hash);
+    }
+    for (size_t i = 0; s == BL_OK && !j->o->no_sha256 && i < j->plan.file_count; i++) {
+        s = bl_job_sum(j, j->plan.files[i].name, j->files[i].sha256, err);
+    }
+    return s;
+}

@@ -1,0 +1,75 @@
+/* The plan of a conversion: which tensors come out, in which files, at which places, made from what. Pure: descriptions in,
+ * descriptions out. Every source tensor gets exactly one action, or the plan is refused with the tensor's name. */
+#ifndef BL_CONVERT_PLAN_H
+#define BL_CONVERT_PLAN_H
+
+#include "verify/bind.h"
+
+typedef enum bl_target {
+    BL_TO_BF16 = 1, /* HF checkpoint: fp8 and fp4 weights cast to BF16, Engram tables as they are */
+    BL_TO_PACKED    /* packed model of one rank: codes as they are, experts stacked */
+} bl_target;
+
+typedef struct bl_plan_options {
+    bl_target target;
+    unsigned drop;       /* BL_DROP_ bits */
+    uint64_t shard_size; /* BL_TO_BF16: most bytes of tensors in a file; a larger tensor gets a file of its own */
+    const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
+} bl_plan_options;
+
+/* What happens to a source tensor. */
+typedef enum bl_action {
+    BL_ACT_NONE = 0,
+    BL_ACT_COPY,    /* bytes as they are, same name */
+    BL_ACT_CAST,    /* decoded to BF16, same name */
+    BL_ACT_CONSUME, /* a scale that a cast uses up */
+    BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
+    BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
+    BL_ACT_DROP,    /* left out on purpose */
+    BL_ACTIONS
+} bl_action;
+
+const char *bl_action_name(bl_action a); /* "copy" ... */
+
+/* An output tensor: the bytes of its members, one after the other. */
+typedef struct bl_plan_tensor {
+    bl_tensor tensor; /* file indexes the plan's files; offset and nbytes are final */
+    const bl_weight **members;
+    size_t member_count;
+    bool scale;   /* made of the members' scales, not their codes */
+    bool cast;    /* codes decoded to BF16 */
+    bool stacked; /* members are the experts 0.. of one layer */
+} bl_plan_tensor;
+
+typedef struct bl_plan_file {
+    const char *name; /* relative to the output folder */
+    const bl_plan_tensor *tensors; /* [count], in data order */
+    size_t count;
+    const char *header; /* safetensors header, header_bytes */
+    uint64_t header_bytes, file_bytes;
+} bl_plan_file;
+
+typedef struct bl_plan {
+    bl_target target;
+    unsigned dropped;     /* BL_DROP_ bits in effect */
+    const bool *present;  /* [layers] backbone layers in the output; NULL = all */
+    bl_plan_file *files;
+    size_t file_count;
+    bl_plan_tensor *tensors;
+    size_t tensor_count;
+    uint64_t tensor_bytes, file_bytes;
+    const bl_action *actions; /* [tensor_count of the source] */
+    size_t action_count[BL_ACTIONS];
+} bl_plan;
+
+/* Plan the conversion of c, whose binding is b. All lives in arena and borrows from c and b. Refusals (BL_E_INPUT unless said):
+ * a layer selection without any layer (BL_E_USAGE), experts of one layer in different forms (packed), rows too wide to cast. */
+bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
+                       bl_error *err);
+
+/* Bytes of member i of t in the output. */
+uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i);
+/* At which multiples of bytes a member may be cut so that no value-digest unit and no row is split. */
+uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i);
+
+#endif

@@ -1,0 +1,16 @@
+/* config.json of a converted checkpoint. Values keep their source text; only what the conversion changes is written anew. */
+#ifndef BL_CONVERT_REWRITE_H
+#define BL_CONVERT_REWRITE_H
+
+#include "convert/plan.h"
+
+/* The text of the config of plan's output, malloc'd.
+ *
+ * BL_TO_BF16 flattens: the keys of text_config (they win over equal ones) beside the top-level ones, model_type
+ * "deepseek_v41", no quantization_config, and engram_quant = {"dtype", "scale_dtype", "block"}.
+ * Dropping the draft layers sets num_nextn_predict_layers 0, removes dspark_* and cuts compress_ratios to the backbone; dropping
+ * vision removes vision_config and image_token_id. A selection of layers is recorded as BL_LAYERS_KEY. When nothing changes
+ * (packed, all kept), the text is the source's, byte for byte. path names the source in errors. */
+bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan *plan, char **text, size_t *bytes, bl_error *err);
+
+#endif

@@ -1,0 +1,183 @@
+/* baleen convert: cast a checkpoint to BF16, or pack it. */
+#include "convert/convert.h"
+#include "runtime/engram.h"
+#include "tools/cli.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char details[] =
+    "  --to bf16    an HF checkpoint for trainers: fp8 and fp4 weights decoded to BF16 exactly, Engram tables untouched in\n"
+    "               fp8 with their scales, F32 as it is, config.json flattened. mtp.*, vision.*, aligner.* and image_* are\n"
+    "               left out unless --keep names them.\n"
+    "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
+    "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
+    "\n"
+    "DST appears complete or not at all; it must not exist or be an empty folder. Both kinds carry SHA256SUMS, which\n"
+    "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
+    "--layers keeps the named backbone layers and everything global; the result is marked in its config.json as a part of a\n"
+    "model: verify knows what to expect of it, and it is not served.\n";
+
+/* "dspark,vision" -> BL_DROP_ bits; false on anything else. */
+static bool parse_classes(const char *text, unsigned *bits)
+{
+    *bits = 0;
+    while (*text) {
+        size_t n = strcspn(text, ",");
+        if (n == 6 && !strncmp(text, "dspark", n)) {
+            *bits |= BL_DROP_DSPARK;
+        } else if (n == 6 && !strncmp(text, "vision", n)) {
+            *bits |= BL_DROP_VISION;
+        } else {
+            return false;
+        }
+        text += n;
+        if (*text == ',' && !*++text) {
+            return false;
+        }
+    }
+    return *bits != 0;
+}
+
+/* "0-3,7" -> layer numbers, malloc'd; false on anything else. */
+static bool parse_layers(const char *text, int **layers, size_t *count)
+{
+    *layers = malloc(BL_MAX_LAYERS * sizeof **layers);
+    *count = 0;
+    for (const char *p = text; *layers;) {
+        char *end;
+        if (*p < '0' || *p > '9') {
+            return false;
+        }
+        long first = strtol(p, &end, 10), last = first;
+        if (*end == '-' && end[1] >= '0' && end[1] <= '9') {
+            last = strtol(end + 1, &end, 10);
+        }
+        if (first > last || last >= BL_MAX_LAYERS) {
+            return false;
+        }
+        for (long l = first; l <= last; l++) {
+            if (*count == BL_MAX_LAYERS) {
+                return false;
+            }
+            (*layers)[(*count)++] = (int)l;
+        }
+        if (!*end) {
+            return true;
+        }
+        if (*end != ',') {
+            return false;
+        }
+        p = end + 1;
+    }
+    return false;
+}
+
+static void print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+{
+    json_t *actions = json_object(), *dropped = json_array();
+    for (int a = BL_ACT_COPY; a < BL_ACTIONS; a++) {
+        json_object_set_new(actions, bl_action_name((bl_action)a), json_integer((json_int_t)r->action_count[a]));
+    }
+    if (r->dropped & BL_DROP_DSPARK) {
+        json_array_append_new(dropped, json_string("dspark"));
+    }
+    if (r->dropped & BL_DROP_VISION) {
+        json_array_append_new(dropped, json_string("vision"));
+    }
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
+                          "source", src, "destination", dst, "to", o->target == BL_TO_BF16 ? "bf16" : "packed", "dry_run",
+                          o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
+                          (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
+                          (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
+                          "file_bytes", (json_int_t)r->file_bytes, "sha256", !o->no_sha256, "seconds", r->seconds);
+    if (j) {
+        json_dumpf(j, stdout, JSON_INDENT(2));
+        putchar('\n');
+    }
+    json_decref(j);
+}
+
+static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+{
+    printf("%s%s: %zu tensors in %zu files, %.3f GB", o->dry_run ? "would write " : "", dst, r->tensors, r->files,
+           (double)r->file_bytes * 1e-9);
+    printf(" (%zu source tensors: %zu copied, %zu cast, %zu stacked, %zu unstacked, %zu dropped)", r->source_tensors,
+           r->action_count[BL_ACT_COPY], r->action_count[BL_ACT_CAST], r->action_count[BL_ACT_STACK],
+           r->action_count[BL_ACT_UNSTACK], r->action_count[BL_ACT_DROP]);
+    if (!o->dry_run) {
+        printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    }
+    printf("\n");
+}
+
+int cmd_convert(int argc, char **argv)
+{
+    const char *to = NULL, *keep = NULL, *drop = NULL, *layers = NULL, *cpu = NULL, *args[2];
+    int64_t jobs = 0;
+    bool json = false;
+    unsigned bits;
+    int count, *list = NULL;
+    bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted};
+    const cli_option options[] = {
+        {"to", CLI_STRING, &to, "FORM", "bf16 or packed"},
+        {"keep", CLI_STRING, &keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
+        {"drop", CLI_STRING, &drop, "LIST", "packed: drop dspark, vision or both (default: neither)"},
+        {"layers", CLI_STRING, &layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
+        {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16: most bytes of tensors in a file (default 5GB)"},
+        {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
+        {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
+        {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
+        {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
+        {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
+        {NULL, 0, NULL, NULL, NULL}};
+    const cli_command c = {"baleen convert", "SRC DST --to bf16|packed [options]",
+                           "Convert a checkpoint (HF folder or packed model).", details, options, 2, 2};
+    int rc = cli_parse(&c, argc, argv, args, &count);
+    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
+        return rc;
+    }
+    if (!to || (strcmp(to, "bf16") && strcmp(to, "packed"))) {
+        return cli_usage_error(&c, to ? "--to takes bf16 or packed, not '%.40s'" : "--to bf16 or --to packed is needed", to);
+    }
+    o.target = !strcmp(to, "bf16") ? BL_TO_BF16 : BL_TO_PACKED;
+    o.drop = o.target == BL_TO_BF16 ? BL_DROP_DSPARK | BL_DROP_VISION : 0;
+    if ((keep && o.target != BL_TO_BF16) || (drop && o.target != BL_TO_PACKED)) {
+        return cli_usage_error(&c, "--keep goes with --to bf16, --drop with --to packed");
+    }
+    if (keep || drop) {
+        if (!parse_classes(keep ? keep : drop, &bits)) {
+            return cli_usage_error(&c, "--%s takes dspark, vision or dspark,vision", keep ? "keep" : "drop");
+        }
+        o.drop = keep ? o.drop & ~bits : bits;
+    }
+    if (jobs < 0 || jobs > 1024) {
+        return cli_usage_error(&c, "--jobs takes 1 to 1024");
+    }
+    if (o.shard_size == 0) {
+        return cli_usage_error(&c, "--shard-size must be above 0");
+    }
+    if (layers && !parse_layers(layers, &list, &o.layer_count)) {
+        free(list);
+        return cli_usage_error(&c, "--layers takes numbers and ranges such as 0-3,7");
+    }
+    o.layers = list;
+    o.jobs = (int)jobs;
+    cli_catch_signals();
+    cli_progress *progress = cli_progress_begin(o.target == BL_TO_BF16 ? "casting" : "packing", json);
+    o.progress = cli_progress_update;
+    o.progress_arg = progress;
+    bl_convert_report report;
+    bl_error err;
+    bl_error_clear(&err);
+    bl_status s = bl_convert(args[0], args[1], &o, &report, &err);
+    cli_progress_end(&progress);
+    free(list);
+    if (s == BL_OK && json) {
+        print_json(args[0], args[1], &o, &report);
+    } else if (s == BL_OK) {
+        print_text(args[1], &o, &report);
+    }
+    return cli_report(c.program, s, &err);
+}

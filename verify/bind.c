@@ -1,0 +1,284 @@
+#include "verify/bind.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct binder {
+    const bl_checkpoint *c;
+    bl_binding *out;
+    bool *used; /* [tensor_count] */
+    bl_problem_fn on_problem;
+    void *arg;
+} binder;
+
+static uint64_t blocks(uint64_t n)
+{
+    return n / 32 + (n % 32 != 0);
+}
+
+/* Report a problem of a tensor that the checkpoint has (t) or lacks (name only): forward it, or make it the result. */
+static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const char *name, const char *text)
+{
+    const char *path = t ? bl_checkpoint_file(b->c, t)->path : b->c->path;
+    if (!b->on_problem) {
+        return bl_fail(err, BL_E_INPUT, path, name, -1, "%s", text);
+    }
+    bl_error e;
+    bl_error_clear(&e);
+    bl_fail(&e, BL_E_INPUT, path, name, -1, "%s", text);
+    b->on_problem(b->arg, &e);
+    return BL_OK;
+}
+
+static const bl_tensor *use(binder *b, const char *name)
+{
+    const bl_tensor *t = bl_checkpoint_find(b->c, name);
+    if (t) {
+        b->used[t - b->c->tensors] = true;
+    }
+    return t;
+}
+
+static void shape_text(char *buf, size_t cap, const uint64_t *shape, uint32_t ndim)
+{
+    size_t at = (size_t)snprintf(buf, cap, "[");
+    for (uint32_t i = 0; i < ndim && at < cap; i++) {
+        at += (size_t)snprintf(buf + at, cap - at, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+    }
+    if (at < cap) {
+        snprintf(buf + at, cap - at, "]");
+    }
+}
+
+static bool has_shape(const bl_tensor *t, const uint64_t *shape, uint32_t ndim)
+{
+    bool same = t->ndim == ndim;
+    for (uint32_t i = 0; same && i < ndim; i++) {
+        same = t->shape[i] == shape[i];
+    }
+    return same;
+}
+
+/* The form that dtype t gives a slot of this kind; 0 when it may not have that dtype. */
+static bl_form form_of(bl_slot_kind kind, bl_dtype t)
+{
+    switch (kind) {
+    case BL_SLOT_F32:
+        return t == BL_DT_F32 ? BL_FORM_F32 : 0;
+    case BL_SLOT_BF16:
+        return t == BL_DT_BF16 ? BL_FORM_BF16 : 0;
+    case BL_SLOT_DENSE:
+        return t == BL_DT_F8_E4M3 ? BL_FORM_FP8 : t == BL_DT_BF16 ? BL_FORM_BF16 : 0;
+    case BL_SLOT_EXPERT:
+        return t == BL_DT_I8 ? BL_FORM_FP4 : t == BL_DT_F8_E4M3 ? BL_FORM_FP8 : t == BL_DT_BF16 ? BL_FORM_BF16 : 0;
+    case BL_SLOT_TABLE:
+        return t == BL_DT_F8_E4M3 ? BL_FORM_TABLE : 0;
+    }
+    return 0;
+}
+
+static const char *dtypes_of(bl_slot_kind kind)
+{
+    static const char *const names[] = {"", "F32", "BF16", "F8_E4M3 or BF16", "I8 (packed fp4), F8_E4M3 or BF16", "F8_E4M3"};
+    return names[kind];
+}
+
+/* Stored shape of a slot in a form, and of its scale. Returns the scale's ndim (0 = none). */
+static uint32_t stored_shapes(const bl_slot *s, bl_form form, uint64_t shape[2], uint64_t grid[2])
+{
+    shape[0] = s->shape[0];
+    shape[1] = form == BL_FORM_FP4 ? s->shape[1] / 2 : s->shape[1];
+    grid[0] = form == BL_FORM_FP8 ? blocks(s->shape[0]) : s->shape[0];
+    grid[1] = blocks(s->shape[1]);
+    return form == BL_FORM_FP8 || form == BL_FORM_FP4 || form == BL_FORM_TABLE ? 2 : 0;
+}
+
+/* Check t against a stored shape, with a leading number of experts when it is stacked. */
+static bl_status check_shape(binder *b, bl_error *err, const bl_tensor *t, uint64_t experts, const uint64_t *shape,
+                             uint32_t ndim, const char *of, bool *ok)
+{
+    uint64_t full[3] = {experts, shape[0], shape[1]};
+    const uint64_t *want = experts ? full : full + 1;
+    uint32_t dims = experts ? ndim + 1 : ndim;
+    if (has_shape(t, want, dims)) {
+        return BL_OK;
+    }
+    char have_text[256], want_text[96], text[512];
+    shape_text(have_text, sizeof have_text, t->shape, t->ndim);
+    shape_text(want_text, sizeof want_text, want, dims);
+    if (of) {
+        snprintf(text, sizeof text, "scale grid %s, but its weight '%s' needs %s", have_text, of, want_text);
+    } else {
+        snprintf(text, sizeof text, "has shape %s, the config calls for %s", have_text, want_text);
+    }
+    *ok = false;
+    return problem(b, err, t, t->name, text);
+}
+
+static bl_status bind_scale(binder *b, const char *name, uint64_t experts, const uint64_t grid[2], bl_weight *w, bool *ok,
+                            bl_error *err)
+{
+    char scale[256], text[512];
+    bl_scale_name(scale, sizeof scale, name);
+    w->scale = use(b, scale);
+    if (!w->scale) {
+        *ok = false;
+        snprintf(text, sizeof text, "%s codes without their scale '%s'", bl_dtype_name(w->tensor->dtype), scale);
+        return problem(b, err, w->tensor, name, text);
+    }
+    if (w->scale->dtype != BL_DT_F8_E8M0) {
+        *ok = false;
+        snprintf(text, sizeof text, "scale of '%s' has dtype %s, F8_E8M0 is needed", name, bl_dtype_name(w->scale->dtype));
+        return problem(b, err, w->scale, scale, text);
+    }
+    return check_shape(b, err, w->scale, experts, grid, 2, name, ok);
+}
+
+/* experts > 0: slot s is slice s->expert of the stacked tensor name. */
+static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint64_t experts, bl_error *err)
+{
+    bl_weight w = {.slot = s, .tensor = t, .form = form_of(s->kind, t->dtype)};
+    bool ok = true;
+    if (!w.form) {
+        char text[160];
+        snprintf(text, sizeof text, "has dtype %s, %s is needed", bl_dtype_name(t->dtype), dtypes_of(s->kind));
+        return problem(b, err, t, t->name, text);
+    }
+    uint64_t shape[2], grid[2];
+    uint32_t scale_dims = stored_shapes(s, w.form, shape, grid);
+    if (w.form == BL_FORM_FP4 && s->shape[1] % 32 != 0) {
+        return problem(b, err, t, t->name, "packed fp4 needs an input width that is a multiple of 32");
+    }
+    BL_TRY(check_shape(b, err, t, experts, shape, s->ndim, NULL, &ok));
+    if (scale_dims) {
+        BL_TRY(bind_scale(b, t->name, experts, grid, &w, &ok, err));
+    }
+    if (!ok) {
+        return BL_OK;
+    }
+    uint64_t parts = experts ? experts : 1, slice = experts ? (uint64_t)s->expert : 0;
+    w.nbytes = t->nbytes / parts;
+    w.offset = t->offset + slice * w.nbytes;
+    if (w.scale) {
+        w.scale_nbytes = w.scale->nbytes / parts;
+        w.scale_offset = w.scale->offset + slice * w.scale_nbytes;
+    }
+    b->out->fp8 += w.form == BL_FORM_FP8;
+    b->out->fp4 += w.form == BL_FORM_FP4;
+    b->out->weights[b->out->count++] = w;
+    return BL_OK;
+}
+
+static uint64_t experts_of(const bl_checkpoint *c, const bl_slot *s)
+{
+    return (uint64_t)(s->group == BL_GROUP_DSPARK ? c->config.dspark_n_routed_experts : c->config.n_routed_experts);
+}
+
+static bl_status bind_all(binder *b, bl_error *err)
+{
+    const bl_slots *slots = &b->out->slots;
+    for (size_t i = 0; i < slots->count; i++) {
+        const bl_slot *s = &slots->slots[i];
+        const bl_tensor *t = use(b, s->name);
+        uint64_t experts = 0;
+        if (!t && s->expert >= 0) {
+            char name[160];
+            bl_stacked_name(name, sizeof name, slots, s, false);
+            t = use(b, name);
+            experts = experts_of(b->c, s);
+        }
+        if (!t) {
+            BL_TRY(problem(b, err, NULL, s->name, "is missing: the config calls for it"));
+            continue;
+        }
+        BL_TRY(bind_slot(b, s, t, experts, err));
+    }
+    return BL_OK;
+}
+
+static bl_status unused(binder *b, bl_error *err)
+{
+    for (size_t i = 0; i < b->c->tensor_count; i++) {
+        const bl_tensor *t = &b->c->tensors[i];
+        if (b->used[i]) {
+            continue;
+        }
+        size_t n = strlen(t->name), tail = strlen(".scale");
+        char text[512];
+        if (n > tail && !strcmp(t->name + n - tail, ".scale")) {
+            snprintf(text, sizeof text, "orphan scale: no fp8 or fp4 weight '%.*s.weight' goes with it",
+                     (int)(n - tail < 300 ? n - tail : 300), t->name);
+        } else {
+            snprintf(text, sizeof text, "unknown tensor: nothing in the config calls for it");
+        }
+        BL_TRY(problem(b, err, t, t->name, text));
+    }
+    return BL_OK;
+}
+
+bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out, bl_error *err)
+{
+    *out = (bl_binding){0};
+    if (!c->has_config) {
+        return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has no config.json");
+    }
+    BL_TRY(bl_slots_build(&c->config, c->path, arena, &out->slots, err));
+    binder b = {.c = c, .out = out, .on_problem = on_problem, .arg = arg};
+    b.used = calloc(c->tensor_count + 1, sizeof *b.used);
+    out->weights = bl_arena_array(arena, out->slots.count, sizeof *out->weights);
+    if (!b.used || !out->weights) {
+        free(b.used);
+        return bl_fail(err, BL_E_NOMEM, c->path, NULL, -1, "out of memory");
+    }
+    bl_status s = bind_all(&b, err);
+    if (s == BL_OK) {
+        s = unused(&b, err);
+    }
+    free(b.used);
+    return s;
+}
+
+uint64_t bl_weight_cols(const bl_weight *w)
+{
+    return w->slot->ndim == 1 ? w->slot->shape[0] : w->slot->shape[1];
+}
+
+uint64_t bl_weight_rows(const bl_weight *w)
+{
+    return w->slot->ndim == 1 ? 1 : w->slot->shape[0];
+}
+
+uint64_t bl_weight_row_bytes(const bl_weight *w)
+{
+    uint64_t cols = bl_weight_cols(w);
+    switch (w->form) {
+    case BL_FORM_F32:
+        return 4 * cols;
+    case BL_FORM_BF16:
+        return 2 * cols;
+    case BL_FORM_FP4:
+        return cols / 2;
+    default:
+        return cols;
+    }
+}
+
+uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
+{
+    return blocks(bl_weight_cols(w));
+}
+
+uint64_t bl_weight_scale_rows(const bl_weight *w)
+{
+    return w->form == BL_FORM_FP8 ? blocks(bl_weight_rows(w)) : bl_weight_rows(w);
+}
+
+bl_value_class bl_weight_class(const bl_weight *w)
+{
+    if (w->form == BL_FORM_TABLE) {
+        return BL_VALUE_ROWS;
+    }
+    bool matrix = w->slot->ndim == 2 && w->form != BL_FORM_F32 && bl_weight_cols(w) <= BL_VALUE_MAX_COLS;
+    return matrix ? BL_VALUE_MATRIX : BL_VALUE_BYTES;
+}

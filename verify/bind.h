@@ -1,0 +1,51 @@
+/* Binding: which tensors of a checkpoint fill which slots of its model, in which stored form, with which scale. */
+#ifndef BL_VERIFY_BIND_H
+#define BL_VERIFY_BIND_H
+
+#include "formats/checkpoint.h"
+#include "verify/digest.h"
+#include "verify/slots.h"
+
+typedef enum bl_form {
+    BL_FORM_F32 = 1,
+    BL_FORM_BF16,
+    BL_FORM_FP8,  /* e4m3 codes, e8m0 scale [ceil(out/32), ceil(in/32)] */
+    BL_FORM_FP4,  /* packed e2m1 [out, in/2], e8m0 scale [out, in/32] */
+    BL_FORM_TABLE /* e4m3 codes [rows, dim], e8m0 scale [rows, ceil(dim/32)] */
+} bl_form;
+
+/* One slot and the bytes that fill it: a tensor, or one expert's slice of a stacked tensor. */
+typedef struct bl_weight {
+    const bl_slot *slot;
+    bl_form form;
+    const bl_tensor *tensor, *scale; /* scale NULL for F32 and BF16 */
+    uint64_t offset, nbytes;         /* in the file of tensor */
+    uint64_t scale_offset, scale_nbytes;
+} bl_weight;
+
+typedef struct bl_binding {
+    bl_slots slots;
+    bl_weight *weights; /* [count], in model order */
+    size_t count;
+    size_t fp8, fp4; /* weights (tables aside) in these forms */
+} bl_binding;
+
+/* Called for every problem; the problem is borrowed. */
+typedef void (*bl_problem_fn)(void *arg, const bl_error *problem);
+
+/* Fill every slot of c's config. Problems, each naming the tensor: a slot without tensor, a tensor without slot, a wrong dtype
+ * or shape, a missing or orphan scale, a scale of the wrong grid (both names). With on_problem NULL the first one is the
+ * result (BL_E_INPUT); else all are reported and the slots concerned are left out of the binding. The arrays live in arena and
+ * borrow from c, which must have a config. */
+bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out, bl_error *err);
+
+/* Bytes of one row as stored: of the weight, and of its scale grid. rows of the scale: ceil(out/32) for FP8, else out. */
+uint64_t bl_weight_row_bytes(const bl_weight *w);
+uint64_t bl_weight_scale_row_bytes(const bl_weight *w);
+uint64_t bl_weight_scale_rows(const bl_weight *w);
+/* Columns and rows of the decoded tensor; a vector has one row. */
+uint64_t bl_weight_cols(const bl_weight *w);
+uint64_t bl_weight_rows(const bl_weight *w);
+bl_value_class bl_weight_class(const bl_weight *w);
+
+#endif

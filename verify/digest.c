@@ -1,0 +1,138 @@
+#include "verify/digest.h"
+
+#include <stdlib.h>
+
+#if defined(__x86_64__) && defined(__has_include)
+#if __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h> /* XXH3 for the best vectors this CPU has */
+#endif
+#endif
+#include <xxhash.h>
+
+void bl_sum_add(bl_sum *s, bl_sum x)
+{
+    s->lo += x.lo;
+    s->hi += x.hi + (s->lo < x.lo);
+}
+
+bl_digest bl_sum_digest(bl_sum s)
+{
+    bl_digest d;
+    for (int i = 0; i < 8; i++) {
+        d.b[i] = (uint8_t)(s.hi >> (56 - 8 * i));
+        d.b[8 + i] = (uint8_t)(s.lo >> (56 - 8 * i));
+    }
+    return d;
+}
+
+static void add_unit(bl_sum *s, const void *unit, size_t n, uint64_t index)
+{
+    XXH128_hash_t h = XXH3_128bits_withSeed(unit, n, index);
+    bl_sum_add(s, (bl_sum){.lo = h.low64, .hi = h.high64});
+}
+
+/* dst[0..n) = canonical src[0..n). Plain conditional moves on 16-bit lanes: compilers turn this into vector code. */
+static void canonical(uint16_t *restrict dst, const uint16_t *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        int16_t x = (int16_t)src[i], magnitude = (int16_t)(x & 0x7FFF);
+        int16_t y = magnitude == 0 ? 0 : x;
+        dst[i] = (uint16_t)(magnitude > 0x7F80 ? 0x7FC0 : y);
+    }
+}
+
+void bl_value_matrix(bl_sum *s, const uint16_t *values, uint64_t row0, uint64_t rows, uint64_t cols)
+{
+    _Alignas(64) uint16_t tile[BL_VALUE_TILE * BL_VALUE_TILE];
+    uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
+    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE) {
+        uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE;
+        uint64_t index = (row0 + r) / BL_VALUE_TILE * per_row;
+        for (uint64_t c = 0; c < cols; c += BL_VALUE_TILE, index++) {
+            const uint16_t *src = values + r * cols + c;
+            size_t width = cols - c < BL_VALUE_TILE ? (size_t)(cols - c) : BL_VALUE_TILE;
+            if (width == BL_VALUE_TILE) { /* a constant length vectorises without a tail */
+                for (uint64_t i = 0; i < height; i++) {
+                    canonical(tile + i * BL_VALUE_TILE, src + i * cols, BL_VALUE_TILE);
+                }
+            } else {
+                for (uint64_t i = 0; i < height; i++) {
+                    canonical(tile + i * width, src + i * cols, width);
+                }
+            }
+            add_unit(s, tile, height * width * sizeof *tile, index);
+        }
+    }
+}
+
+void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales)
+{
+    uint64_t base = row0 + (scales ? (uint64_t)1 << 63 : 0);
+    for (uint64_t r = 0; r < rows; r++) {
+        add_unit(s, data + r * row_bytes, row_bytes, base + r);
+    }
+}
+
+void bl_value_bytes(bl_sum *s, const uint8_t *data, uint64_t offset, uint64_t n)
+{
+    for (uint64_t at = 0; at < n; at += BL_VALUE_UNIT_BYTES) {
+        size_t unit = n - at < BL_VALUE_UNIT_BYTES ? (size_t)(n - at) : BL_VALUE_UNIT_BYTES;
+        add_unit(s, data + at, unit, (offset + at) / BL_VALUE_UNIT_BYTES);
+    }
+}
+
+static bl_digest canonical_digest(XXH128_hash_t h)
+{
+    return bl_sum_digest((bl_sum){.lo = h.low64, .hi = h.high64});
+}
+
+struct bl_chunker {
+    XXH3_state_t *state;
+};
+
+bl_status bl_chunker_create(bl_chunker **out, bl_error *err)
+{
+    bl_chunker *c = malloc(sizeof *c);
+    XXH3_state_t *state = XXH3_createState();
+    *out = c;
+    if (!c || !state) {
+        free(c);
+        XXH3_freeState(state);
+        *out = NULL;
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    c->state = state;
+    XXH3_128bits_reset(state);
+    return BL_OK;
+}
+
+void bl_chunker_destroy(bl_chunker **c)
+{
+    if (*c) {
+        XXH3_freeState((*c)->state);
+        free(*c);
+        *c = NULL;
+    }
+}
+
+void bl_chunker_update(bl_chunker *c, const uint8_t *data, uint64_t offset, uint64_t n, uint64_t total, bl_digest *chunks)
+{
+    while (n > 0) {
+        uint64_t left = BL_CHUNK_BYTES - offset % BL_CHUNK_BYTES, take = n < left ? n : left;
+        if (offset % BL_CHUNK_BYTES == 0) {
+            XXH3_128bits_reset(c->state);
+        }
+        XXH3_128bits_update(c->state, data, take);
+        offset += take;
+        data += take;
+        n -= take;
+        if (offset % BL_CHUNK_BYTES == 0 || offset == total) {
+            chunks[(offset - 1) / BL_CHUNK_BYTES] = canonical_digest(XXH3_128bits_digest(c->state));
+        }
+    }
+}
+
+bl_digest bl_digest_bytes(const void *data, uint64_t n)
+{
+    return canonical_digest(XXH3_128bits(data, n));
+}

@@ -1,0 +1,60 @@
+/* Digests of tensors: what the manifests of a packed model hold and what two models are compared by.
+ *
+ * All hashes are XXH3-128 of xxHash 0.8. Sums are unsigned, modulo 2^128; a sum is written like a hash, most significant
+ * byte first (bl_digest).
+ *
+ * CHUNK DIGEST. The bytes of a tensor as stored are cut at multiples of BL_CHUNK_BYTES (8 MiB) from the tensor's first byte; each
+ * piece, the last one possibly shorter, is hashed with seed 0. A tensor without bytes has no chunk.
+ *
+ * VALUE DIGEST. The sum of the hashes of units, each seeded with its global index, so that units may come in any order and
+ * the digests of parts that do not split units add up to the digest of the whole. The class says what a unit is:
+ *
+ *   matrix   [rows, cols] of bf16 values: a BF16 tensor of two dimensions, or fp8 (32x32 scales) or fp4 (1x32 scales) codes
+ *            decoded with their scale, with cols <= BL_VALUE_MAX_COLS. The unit is a tile of 32 x 32 values, smaller at the
+ *            right and lower edge: its rows in order, each row's values in order, two bytes a value, little-endian,
+ *            canonical (-0 as +0, any NaN as 0x7FC0). Index = (row / 32) * ceil(cols / 32) + col / 32.
+ *   rows     an Engram table: the bytes of each row of codes, index = row, and the bytes of each row of its scales,
+ *            index = 2^63 + row: both add to one digest, the weight's.
+ *   bytes    everything else (F32, vectors): raw bytes, units of 4096 bytes from the tensor's start, the last one shorter,
+ *            index = offset / 4096.
+ *
+ * A scale has no digest of its own: it counts through its weight. Stacked experts have one digest an expert, each as if the
+ * expert stood alone (indexes from 0), so that an expert's digest is the same stacked, single, released or cast to BF16.
+ * The digest is recorded with its class and shape (formats/manifest.h); equal means all three are equal. */
+#ifndef BL_VERIFY_DIGEST_H
+#define BL_VERIFY_DIGEST_H
+
+#include "formats/manifest.h"
+
+#define BL_VALUE_TILE 32
+#define BL_VALUE_UNIT_BYTES 4096
+#define BL_VALUE_MAX_COLS 131072
+
+/* A sum modulo 2^128. {0} is empty. */
+typedef struct bl_sum {
+    uint64_t lo, hi;
+} bl_sum;
+
+void bl_sum_add(bl_sum *s, bl_sum x);
+bl_digest bl_sum_digest(bl_sum s);
+
+/* Add the tiles of rows [row0, row0 + rows) of a matrix with cols columns: values [rows, cols] bf16, contiguous. row0 is a
+ * multiple of 32, and so is rows unless the matrix ends there. */
+void bl_value_matrix(bl_sum *s, const uint16_t *values, uint64_t row0, uint64_t rows, uint64_t cols);
+/* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
+void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
+/* Add n bytes at offset, a multiple of 4096, of a tensor of class bytes; n too, unless the tensor ends there. */
+void bl_value_bytes(bl_sum *s, const uint8_t *data, uint64_t offset, uint64_t n);
+
+/* Chunk digests of one tensor after another, from bytes in order. */
+typedef struct bl_chunker bl_chunker;
+bl_status bl_chunker_create(bl_chunker **out, bl_error *err);
+void bl_chunker_destroy(bl_chunker **c);
+/* Hash the next n bytes of a tensor of total bytes, at offset; offset 0 starts a tensor. Every finished chunk's digest goes
+ * to chunks[offset / BL_CHUNK_BYTES], where chunks has bl_chunk_count(total) entries. */
+void bl_chunker_update(bl_chunker *c, const uint8_t *data, uint64_t offset, uint64_t n, uint64_t total, bl_digest *chunks);
+
+/* XXH3-128, seed 0, of n bytes. */
+bl_digest bl_digest_bytes(const void *data, uint64_t n);
+
+#endif

@@ -1,0 +1,242 @@
+#include "verify/stream.h"
+
+#include "formats/pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SEGMENTS 512
+#define MIN_TILE ((uint64_t)1 << 20)
+
+/* Where a lane stands: what is dealt, and what went through in_order. */
+typedef struct cursor {
+    size_t part;
+    uint64_t part_offset, file_offset;
+    uint64_t dealt, ordered; /* tiles */
+    bool finished;           /* all dealt */
+} cursor;
+
+typedef struct run {
+    const bl_stream *s;
+    pthread_mutex_t lock;
+    pthread_cond_t moved; /* some lane's ordered count changed, or the run failed */
+    cursor *cursors;
+    size_t *open; /* lanes that tiles are dealt from in turn, so that SHA-256 of several files runs side by side */
+    size_t open_count, open_max, next_open, next_lane;
+    uint64_t tile, done, total;
+    uint8_t *buffers;
+    uint64_t buffer_bytes, tile_room;
+    bl_segment *segments;
+    bl_status status;
+    bl_error *err;
+} run;
+
+static void fail(run *r, bl_status s, const bl_error *e)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->status == BL_OK) {
+        r->status = s;
+        if (r->err && r->err->code == BL_OK) {
+            *r->err = *e;
+        }
+    }
+    pthread_cond_broadcast(&r->moved);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Cut the next tile of a lane. */
+static void cut(run *r, size_t lane, bl_tile *t, bl_segment *segments)
+{
+    const bl_lane *l = &r->s->lanes[lane];
+    cursor *c = &r->cursors[lane];
+    *t = (bl_tile){.lane = lane, .offset = c->file_offset, .segments = segments};
+    while (c->part < l->count && t->segment_count < MAX_SEGMENTS) {
+        const bl_part *p = &l->parts[c->part];
+        uint64_t left = p->nbytes - c->part_offset, room = r->tile - t->nbytes, take = left;
+        if (take > room) {
+            take = room - room % p->granule;
+        }
+        if (take == 0 && left != 0) {
+            break;
+        }
+        if (take != 0) {
+            segments[t->segment_count++] = (bl_segment){.part = c->part, .offset = c->part_offset, .nbytes = take};
+            t->nbytes += take;
+        }
+        c->part_offset += take;
+        if (c->part_offset == p->nbytes) {
+            c->part++;
+            c->part_offset = 0;
+        }
+    }
+    c->file_offset += t->nbytes;
+    t->last = c->part == l->count;
+    c->finished = t->last;
+    c->dealt++;
+}
+
+/* Deal a tile to a worker; false when there are none left or the run is over. *turn is its place in its lane. */
+static bool deal(run *r, int worker, bl_tile *t, uint64_t *turn)
+{
+    bool got = false;
+    pthread_mutex_lock(&r->lock);
+    while (r->open_count < r->open_max && r->next_lane < r->s->lane_count) {
+        r->open[r->open_count++] = r->next_lane++;
+    }
+    if (r->status == BL_OK && r->open_count > 0) {
+        if (r->next_open >= r->open_count) {
+            r->next_open = 0;
+        }
+        size_t lane = r->open[r->next_open];
+        cut(r, lane, t, r->segments + (size_t)worker * MAX_SEGMENTS);
+        *turn = r->cursors[lane].dealt - 1;
+        if (r->cursors[lane].finished) {
+            if (r->next_lane < r->s->lane_count) {
+                r->open[r->next_open] = r->next_lane++;
+            } else {
+                memmove(r->open + r->next_open, r->open + r->next_open + 1,
+                        (r->open_count - r->next_open - 1) * sizeof *r->open);
+                r->open_count--;
+                r->next_open--; /* wraps below zero and back with the increment */
+            }
+        }
+        r->next_open++;
+        got = true;
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (got) {
+        uint8_t *base = r->buffers + (uint64_t)worker * r->buffer_bytes;
+        t->worker = worker;
+        t->data = base + t->offset % BL_IO_ALIGN;
+        t->scratch = base + r->tile_room;
+    }
+    return got;
+}
+
+/* Wait until all earlier tiles of the lane went through; false when the run failed. Earlier tiles are held by workers that
+ * wait for still earlier ones only, so the first of them can always go on. */
+static bool wait_turn(run *r, size_t lane, uint64_t turn)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->status == BL_OK && r->cursors[lane].ordered != turn) {
+        pthread_cond_wait(&r->moved, &r->lock);
+    }
+    bool ok = r->status == BL_OK;
+    pthread_mutex_unlock(&r->lock);
+    return ok;
+}
+
+static void pass_turn(run *r, const bl_tile *t)
+{
+    pthread_mutex_lock(&r->lock);
+    r->cursors[t->lane].ordered++;
+    r->done += t->nbytes;
+    uint64_t done = r->done;
+    pthread_cond_broadcast(&r->moved);
+    pthread_mutex_unlock(&r->lock);
+    if (r->s->progress) {
+        r->s->progress(r->s->progress_arg, done, r->total);
+    }
+}
+
+static void worker_loop(void *arg, int64_t item, int worker)
+{
+    run *r = arg;
+    bl_tile t;
+    uint64_t turn;
+    bl_error e;
+    bl_error_clear(&e);
+    while (deal(r, worker, &t, &turn)) {
+        bl_status s = BL_OK;
+        if (r->s->cancelled && r->s->cancelled()) {
+            s = bl_fail(&e, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
+        } else {
+            s = r->s->work(r->s->arg, &t, &e);
+        }
+        if (s == BL_OK && r->s->in_order) {
+            if (!wait_turn(r, t.lane, turn)) {
+                return;
+            }
+            s = r->s->in_order(r->s->arg, &t, &e);
+        }
+        if (s != BL_OK) {
+            fail(r, s, &e);
+            return;
+        }
+        pass_turn(r, &t);
+    }
+}
+
+/* Choose the tile and the number of threads so that all buffers stay inside the budget. */
+static int plan_buffers(run *r)
+{
+    const bl_stream *s = r->s;
+    uint64_t granule = 1, largest = 0;
+    for (size_t i = 0; i < s->lane_count; i++) {
+        for (size_t k = 0; k < s->lanes[i].count; k++) {
+            const bl_part *p = &s->lanes[i].parts[k];
+            uint64_t g = p->granule < p->nbytes ? p->granule : p->nbytes;
+            granule = g > granule ? g : granule;
+            largest = p->nbytes > largest ? p->nbytes : largest;
+            r->total += p->nbytes;
+        }
+    }
+    int jobs = s->jobs > 0 ? s->jobs : 2 * bl_cpus_available();
+    jobs = s->jobs <= 0 && jobs < 4 ? 4 : jobs;
+    uint64_t most = r->total / MIN_TILE + 1; /* no more threads than there are tiles */
+    jobs = (uint64_t)jobs > most ? (int)most : jobs;
+    for (uint64_t tile = BL_STREAM_TILE;; tile /= 2) {
+        r->tile = tile > granule ? tile : granule;
+        r->tile_room = BL_READ_ROOM(r->tile);
+        r->tile_room += (BL_IO_ALIGN - r->tile_room % BL_IO_ALIGN) % BL_IO_ALIGN;
+        uint64_t scratch = s->scratch + r->tile / 16 * s->scratch_ratio;
+        r->buffer_bytes = r->tile_room + (scratch + BL_IO_ALIGN - 1) / BL_IO_ALIGN * BL_IO_ALIGN;
+        uint64_t fit = BL_STREAM_BUDGET / r->buffer_bytes;
+        if ((uint64_t)jobs <= fit) {
+            return jobs;
+        }
+        if (tile <= MIN_TILE || tile <= granule) {
+            return fit > 1 ? (int)fit : 1;
+        }
+    }
+}
+
+static bl_status start(run *r, bl_error *err)
+{
+    int jobs = plan_buffers(r);
+    r->open_max = (size_t)jobs;
+    r->cursors = calloc(r->s->lane_count + 1, sizeof *r->cursors);
+    r->open = calloc((size_t)jobs, sizeof *r->open);
+    r->segments = calloc((size_t)jobs * MAX_SEGMENTS, sizeof *r->segments);
+    r->buffers = aligned_alloc(BL_IO_ALIGN, (size_t)jobs * r->buffer_bytes);
+    bl_pool *pool = NULL;
+    bl_status s = BL_OK;
+    if (!r->cursors || !r->open || !r->segments || !r->buffers) {
+        s = bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for %d buffers of %llu bytes", jobs,
+                    (unsigned long long)r->buffer_bytes);
+    } else {
+        s = bl_pool_create(&pool, jobs, err);
+    }
+    if (s == BL_OK) {
+        bl_pool_run(pool, jobs, worker_loop, r);
+        s = r->status;
+    }
+    bl_pool_destroy(&pool);
+    free(r->cursors);
+    free(r->open);
+    free(r->segments);
+    free(r->buffers);
+    return s;
+}
+
+bl_status bl_stream_run(const bl_stream *s, bl_error *err)
+{
+    run r = {.s = s, .err = err};
+    pthread_mutex_init(&r.lock, NULL);
+    pthread_cond_init(&r.moved, NULL);
+    bl_status result = start(&r, err);
+    pthread_mutex_destroy(&r.lock);
+    pthread_cond_destroy(&r.moved);
+    return result;
+}
