@@ -63,8 +63,6 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
         {"\x80\x02", 2, "a Python pickle, not a safetensors file"},
         {"\x93NUMPY", 6, "a NumPy array, not a safetensors file"},
         {"{", 1, "JSON text, not a safetensors file"},
-        {"\0\0\0\0\0\0\0\0", 8,
-         "zero bytes where the header should be: a download or a copy that was never filled"},
     };
     char head[513];
     size_t n = bl_file_size(f) < sizeof head - 1 ? (size_t)bl_file_size(f) : sizeof head - 1;
@@ -81,6 +79,9 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
     }
     if (!what && n > 262 && memcmp(head + 257, "ustar", 5) == 0) {
         what = "a tar archive: unpack it first";
+    }
+    if (!what && n >= 8 && head[0] == 0 && memcmp(head, head + 1, n - 1) == 0) {
+        what = "zero bytes where the header should be: a download or a copy that was never filled";
     }
     return what ? bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1, "%s", what) : BL_OK;
 }

@@ -330,7 +330,7 @@ static bl_status check_length(const bl_file *f, uint64_t *n, bl_error *err)
     for (int i = 7; i >= 0; i--) {
         *n = *n << 8 | b[i];
     }
-    if (size > 8 && *n <= BL_ST_MAX_HEADER && *n <= size - 8 && b[8] == '{') {
+    if (size > 8 && *n > 0 && *n <= BL_ST_MAX_HEADER && *n <= size - 8 && b[8] == '{') {
         return BL_OK;
     }
     BL_TRY(bl_foreign_check(f, err)); /* say what it is, when that is known */
