@@ -63,6 +63,9 @@ static inline __attribute__((always_inline)) void store(uint16_t *out, __m512i v
     else _mm512_storeu_si512(out, v);
 }
 
+/* How far ahead of the codes to ask for the next ones: past the end of a page, where the hardware's prefetcher stops. */
+enum { AHEAD = 2048 };
+
 /* Scale bytes whose results are all normal bf16 or zero. */
 enum { FP8_FAST_MIN = 10, FP8_FAST_MAX = BL_FP8_SCALE_MAX, FP4_FAST_MIN = 2, FP4_FAST_MAX = BL_FP4_SCALE_MAX };
 
@@ -77,6 +80,7 @@ static inline __attribute__((always_inline)) void fp8_blocks(uint16_t *out, cons
     const __m512i magnitude = _mm512_set1_epi16(0x7f), normal = _mm512_set1_epi16(0x78), sign = _mm512_set1_epi16((short)0x8000),
                   bf16_nan = _mm512_set1_epi16(0x7fc0);
     for (int64_t b = 0; b < blocks; b++) {
+        __builtin_prefetch(codes + 32 * b + AHEAD);
         __m512i add = _mm512_set1_epi16((short)((scale[b] - 7) << 7));
         __m512i table = _mm512_mask_add_epi16(subnormal, nonzero, subnormal, add);
         __m512i c = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 32 * b)));
@@ -99,6 +103,7 @@ static inline __attribute__((always_inline)) void fp4_blocks(uint16_t *out, cons
                                                                     -0x8000, -0x7fc0, -0x7f80, -0x7f40, -0x7f00, -0x7ec0));
     const __mmask32 nonzero = 0xfefefefe;
     for (int64_t b = 0; b < blocks; b++) {
+        __builtin_prefetch(packed + 16 * b + AHEAD);
         __m512i table = _mm512_mask_add_epi16(values, nonzero, values, _mm512_set1_epi16((short)(scale[b] << 7)));
         __m512i p = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(packed + 16 * b)));
         __m512i index = _mm512_or_si512(p, _mm512_slli_epi32(p, 12)); /* the high nibble to the upper half of each 32 bits */
