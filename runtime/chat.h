@@ -1,4 +1,4 @@
-/* From chat messages to the prompt text of DeepSeek-V4.1 (images are refused). The text is then tokenized whole, with added tokens. */
+/* From chat messages to the prompt text of DeepSeek-V4.1. The text is then tokenized whole, with added tokens. */
 #ifndef BL_RUNTIME_CHAT_H
 #define BL_RUNTIME_CHAT_H
 
@@ -14,12 +14,13 @@ typedef struct bl_chat_options {
     int effort;                 /* 1..100, printed when thinking */
     bool drop_thinking;         /* leave out the reasoning of turns before the last user turn; never with tools */
     bool continue_final_message; /* the last message is an assistant's beginning: no end of sentence behind it */
+    bool images;             /* image parts become the image placeholder (the pixels are the caller's); else they are refused */
     bl_json tools;           /* OpenAI "tools" list for the leading system message; NONE, null or [] = none */
-    bl_json response_format; /* JSON schema to print in the leading system message; NONE or null = none */
+    bl_json response_format; /* JSON schema (an object) to print in the leading system message; NONE or null = none */
     bl_json task;            /* quick-instruction task of the last message, a string; NONE or null = none */
 } bl_chat_options;
 
-/* The reference defaults: no thinking, effort 75, drop_thinking. */
+/* The reference defaults: no thinking, effort 75, drop_thinking, no images. */
 bl_chat_options bl_chat_defaults(void);
 
 /* A reasoning effort as clients write it: minimal and low are 50, medium, high and xhigh 75, max and ultra 100, whole numbers 1..100
@@ -45,7 +46,7 @@ typedef enum bl_chat_end {
  * NUL-terminated, *n its length. *end may be NULL. Message keys beyond OpenAI's: reasoning_content or reasoning, task, wo_eos, namespace
  * (on tools and calls), and on system messages tools and response_format. With o->tools or o->response_format and no leading system
  * message, an empty one is put in front.
- * BL_E_INPUT names the message and key ("messages[2].content"); images and a literal image placeholder are such errors. */
+ * BL_E_INPUT names the message and key ("messages[2].content"); images and an image placeholder in text are such errors. */
 bl_status bl_chat_encode(bl_json messages, const bl_chat_options *o, char **prompt, size_t *n, bl_chat_end *end, bl_error *err);
 
 #endif

@@ -3,6 +3,7 @@
 #define BL_RUNTIME_TOKENIZER_H
 
 #include "formats/status.h"
+#include "runtime/text.h"
 
 #include <stdbool.h>
 
@@ -44,5 +45,8 @@ typedef struct bl_detok {
 bl_status bl_detok_push(bl_detok *d, const bl_tokenizer *t, int id, char **buf, size_t *len, size_t *cap);
 /* At the end: an incomplete tail becomes U+FFFD. */
 bl_status bl_detok_finish(bl_detok *d, char **buf, size_t *len, size_t *cap);
+/* The same for bytes that come from elsewhere; a failure shows in out->failed. */
+void bl_detok_bytes(bl_detok *d, const char *p, size_t n, bl_text *out);
+void bl_detok_end(bl_detok *d, bl_text *out);
 
 #endif

@@ -3,9 +3,12 @@
  *   text_driver encode TOKENIZER [plain]   JSON string -> ids, space separated ("plain": added tokens are text)
  *   text_driver decode TOKENIZER           ids -> the text as hexadecimal bytes
  *   text_driver classes TOKENIZER          (no input) the Engram class of every id
+ *   text_driver chat                       {"messages", "thinking", "effort", "drop_thinking", ...} -> the prompt as a JSON string,
+ *                                          or {"key", "message"} of the refusal
  *   text_driver multipliers                "N LAYER CLASSES" -> N multipliers */
 #include "formats/file.h"
 #include "formats/json.h"
+#include "runtime/chat.h"
 #include "runtime/engram.h"
 #include "runtime/tokenizer.h"
 
@@ -54,6 +57,40 @@ static int decode(const bl_tokenizer *t, char *line)
     return 0;
 }
 
+/* Options are read as from a request, except that "format" is response_format and "images" true allows images. */
+static int chat(const char *line, size_t n)
+{
+    static const bl_json_limits limits = {.last_duplicate_wins = true};
+    bl_error err;
+    bl_error_clear(&err);
+    bl_json v;
+    bl_chat_options o = bl_chat_defaults();
+    char *prompt = NULL;
+    size_t len;
+    bl_text out = {0};
+    bl_status s = bl_json_parse(line, n, &limits, "line", &v, &err);
+    if (s == BL_OK)
+        s = bl_chat_options_read(v, &o, &err);
+    if (s == BL_OK) {
+        o.response_format = bl_json_get(v, "format");
+        bl_json_bool(bl_json_get(v, "images"), &o.images);
+        s = bl_chat_encode(bl_json_get(v, "messages"), &o, &prompt, &len, NULL, &err);
+    }
+    if (s == BL_OK) {
+        bl_text_quote(&out, prompt, len);
+    } else {
+        bl_text_puts(&out, "{\"key\": ");
+        bl_text_quote(&out, err.tensor, strlen(err.tensor));
+        bl_text_puts(&out, ", \"message\": ");
+        bl_text_quote(&out, err.message, strlen(err.message));
+        bl_text_puts(&out, "}");
+    }
+    printf("%.*s\n", (int)out.n, out.p);
+    free(prompt);
+    free(out.p);
+    return 0;
+}
+
 static int classes(const bl_tokenizer *t, bl_error *err)
 {
     int32_t *map;
@@ -94,6 +131,8 @@ static int serve(const char *what, const bl_tokenizer *t, bool added, bl_error *
             rc = encode(t, line, (size_t)n, added, err);
         else if (!strcmp(what, "decode"))
             rc = decode(t, line);
+        else if (!strcmp(what, "chat"))
+            rc = chat(line, (size_t)n);
         else
             rc = multipliers(line);
     }
