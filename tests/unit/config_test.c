@@ -11,40 +11,7 @@
 #include <cmocka.h>
 
 #include "tests/unit/scratch.h"
-
-/* A small legal config: window layers, two compressed ratios, selection reuse, candidates, Engram, drafts. */
-static const char base[] =
-    "{\"model_type\":\"deepseek_v41\",\"bos_token_id\":0,\"eos_token_id\":1,\"pad_token_id\":2,\"image_token_"
-    "id\":510,"
-    "\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[32,32],\"scale_fmt\":\"ue8m0\","
-    "\"expert_dtype\":\"fp4\"},"
-    "\"vision_config\":{\"hidden_size\":1024},"
-    "\"text_config\":{\"num_key_value_heads\":1,\"hidden_act\":\"silu\",\"swiglu_limit\":10.0,\"rms_norm_"
-    "eps\":1e-20,"
-    "\"attention_bias\":false,\"tie_word_embeddings\":false,\"max_position_embeddings\":1048576,\"rope_"
-    "theta\":10000,"
-    "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,\"beta_fast\":32,\"beta_slow\":1,\"original_max_"
-    "position_embeddings\":32},"
-    "\"n_shared_experts\":1,\"scoring_func\":\"sqrtsoftplus\",\"topk_method\":\"noaux_tc\",\"norm_topk_"
-    "prob\":true,"
-    "\"routed_scaling_factor\":1.5,\"compress_rope_theta\":160000,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,"
-    "\"hc_eps\":1e-06,"
-    "\"engram_num_embeddings\":[434,606],\"engram_max_ngram_size\":4,\"engram_pad_token_id\":2,"
-    "\"engram_compressed_vocab_size\":457,\"dspark_noise_token_id\":511,\"vocab_size\":512,\"hidden_size\":"
-    "128,"
-    "\"moe_intermediate_size\":64,\"num_hidden_layers\":7,\"num_attention_heads\":3,\"head_dim\":64,\"qk_"
-    "rope_head_dim\":16,"
-    "\"q_lora_rank\":96,\"o_lora_rank\":32,\"o_groups\":2,\"n_routed_experts\":5,\"num_experts_per_tok\":2,"
-    "\"sliding_window\":8,"
-    "\"compress_ratios\":[0,0,2,2,1,1,1,0],\"kv_source_layer_ids\":[2,4],\"index_source_layer_ids\":[2,3,4,6]"
-    ","
-    "\"index_n_heads\":5,\"index_head_dim\":32,\"index_topk\":6,\"candidate_source_layer_id\":4,\"candidate_"
-    "topk_blocks\":3,"
-    "\"candidate_block_size\":4,\"engram_layer_ids\":[1,3],\"engram_vocab_size\":61,\"engram_n_heads\":2,"
-    "\"engram_head_dim\":32,"
-    "\"num_nextn_predict_layers\":1,\"dspark_block_size\":3,\"dspark_target_layer_ids\":[5,6],\"dspark_"
-    "markov_rank\":32,"
-    "\"dspark_n_routed_experts\":4,\"dspark_num_experts_per_tok\":2}}";
+#include "tests/unit/tiny_config.h"
 
 static bl_status parse_tree(json_t *tree, bl_arena *arena, bl_config *c, bl_error *e)
 {
@@ -57,7 +24,7 @@ static bl_status parse_tree(json_t *tree, bl_arena *arena, bl_config *c, bl_erro
 /* Set (or with value NULL remove) path "a.b" of the base config, in text_config unless it starts with '/'. */
 static json_t *changed(const char *path, const char *value)
 {
-    json_t *root = json_loads(base, 0, NULL), *at = root;
+    json_t *root = json_loads(tiny_config, 0, NULL), *at = root;
     char copy[128];
     assert_non_null(root);
     snprintf(copy, sizeof copy, "%s", *path == '/' ? path + 1 : path);
@@ -84,7 +51,7 @@ static void test_base(void **state)
     bl_arena arena = {0};
     bl_config c;
     bl_error e = {0};
-    expect_ok(bl_config_parse(base, sizeof base - 1, "config.json", &arena, &c, &e), &e);
+    expect_ok(bl_config_parse(tiny_config, sizeof tiny_config - 1, "config.json", &arena, &c, &e), &e);
     assert_int_equal(c.vocab_size, 512);
     assert_int_equal(c.num_attention_heads, 3);
     assert_true(c.rms_norm_eps > 0.99e-20f && c.rms_norm_eps < 1.01e-20f);
@@ -94,8 +61,8 @@ static void test_base(void **state)
     assert_true(c.nested && c.quantized && c.experts_fp4 && c.has_vision && !c.engram_quant &&
                 c.norm_topk_prob);
     assert_int_equal(c.image_token_id, 510);
-    assert_int_equal(c.text_bytes, sizeof base - 1);
-    assert_string_equal(c.text, base);
+    assert_int_equal(c.text_bytes, sizeof tiny_config - 1);
+    assert_string_equal(c.text, tiny_config);
     static const int kv[] = {-1, -1, 2, 2, 4, 4, 4, -1}, index[] = {-1, -1, 2, 3, 4, 4, 6, -1};
     for (int i = 0; i < 8; i++) {
         assert_int_equal(bl_config_kv_source(&c, i), kv[i]);
@@ -334,7 +301,8 @@ static void test_flattened(void **state)
     bl_arena arena = {0};
     bl_config c;
     bl_error e = {0};
-    json_t *root = json_loads(base, 0, NULL), *text = json_incref(json_object_get(root, "text_config"));
+    json_t *root = json_loads(tiny_config, 0, NULL),
+           *text = json_incref(json_object_get(root, "text_config"));
     json_object_del(root, "text_config");
     json_object_del(root, "quantization_config");
     json_object_del(root, "vision_config");
