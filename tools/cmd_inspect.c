@@ -1,0 +1,263 @@
+/* baleen inspect: what is in a checkpoint, a packed model, a safetensors file or a tokenizer. */
+#include "tools/cli.h"
+
+#include <jansson.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/checkpoint.h"
+#include "runtime/engram.h"
+#include "verify/stats.h"
+
+typedef struct inspect_class {
+    const char *name;
+    uint64_t tensors, bytes;
+    uint64_t by_dtype[BL_DT_COUNT];
+} inspect_class;
+
+enum { CLASS_EXPERTS, CLASS_ENGRAM_TABLES, CLASS_ENGRAM, CLASS_ATTENTION, CLASS_SHARED, CLASS_ROUTER, CLASS_MIXING, CLASS_NORMS,
+       CLASS_EMBEDDING, CLASS_DSPARK, CLASS_VISION, CLASS_OTHER, CLASSES };
+
+static const char *const class_names[CLASSES] = {
+    "routed experts", "Engram tables", "Engram projections", "attention", "shared experts", "router", "stream mixing",
+    "norms", "embedding and head", "draft layers", "vision", "other"};
+
+/* By released names; the first match counts. */
+static int classify(const char *n)
+{
+    static const struct { const char *part; bool prefix; int cls; } rules[] = {
+        {"mtp.", true, CLASS_DSPARK},        {"vision.", true, CLASS_VISION},   {"aligner.", true, CLASS_VISION},
+        {"image_", true, CLASS_VISION},      {"embed.", true, CLASS_EMBEDDING}, {"head.", true, CLASS_EMBEDDING},
+        {".engram.embed.", false, CLASS_ENGRAM_TABLES},                         {".engram.", false, CLASS_ENGRAM},
+        {".shared_experts.", false, CLASS_SHARED}, {".experts.", false, CLASS_EXPERTS}, {".ffn.gate.", false, CLASS_ROUTER},
+        {".hc_", false, CLASS_MIXING},       {".attn.", false, CLASS_ATTENTION}, {"norm.", false, CLASS_NORMS}};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const char *at = strstr(n, rules[i].part);
+        if (at && (!rules[i].prefix || at == n)) return rules[i].cls;
+    }
+    return CLASS_OTHER;
+}
+
+static const char *human(uint64_t bytes, char *buf, size_t cap)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    double v = (double)bytes;
+    int u = 0;
+    while (v >= 1000 && u < 4) {
+        v /= 1000;
+        u++;
+    }
+    snprintf(buf, cap, u ? "%.3f %s" : "%.0f %s", v, units[u]);
+    return buf;
+}
+
+static void count_classes(const bl_checkpoint *c, inspect_class *k)
+{
+    for (int i = 0; i < CLASSES; i++) k[i] = (inspect_class){.name = class_names[i]};
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        inspect_class *cls = &k[classify(c->tensors[i].name)];
+        cls->tensors++;
+        cls->bytes += c->tensors[i].nbytes;
+        cls->by_dtype[c->tensors[i].dtype] += c->tensors[i].nbytes;
+    }
+}
+
+static const char *kind_name(const bl_checkpoint *c)
+{
+    if (c->kind == BL_SOURCE_FILE) return "safetensors file";
+    if (c->kind == BL_SOURCE_PACKED) return "packed model";
+    if (!c->has_config) return "checkpoint folder";
+    return c->config.quantized ? "checkpoint folder, released form (fp8, fp4)" : "checkpoint folder, BF16 cast";
+}
+
+/* What a layer does, in a few words. */
+static void layer_role(const bl_config *c, int layer, char *buf, size_t cap)
+{
+    int ratio = c->compress_ratios[layer], e = bl_config_engram_index(c, layer);
+    int n = ratio ? snprintf(buf, cap, "window + latents of %d (ratio %d)", bl_config_kv_source(c, layer), ratio)
+                  : snprintf(buf, cap, "window only");
+    if (ratio && bl_config_is_index_source(c, layer)) n += snprintf(buf + n, cap - (size_t)n, ", selects");
+    else if (ratio) n += snprintf(buf + n, cap - (size_t)n, ", selection of %d", bl_config_index_source(c, layer));
+    if (bl_config_is_kv_source(c, layer)) n += snprintf(buf + n, cap - (size_t)n, ", compresses");
+    if (layer == c->candidate_source_layer_id) n += snprintf(buf + n, cap - (size_t)n, ", publishes candidates");
+    if (e >= 0) snprintf(buf + n, cap - (size_t)n, ", Engram (%lld rows)", (long long)c->engram_num_embeddings[e]);
+}
+
+static void print_config(const bl_config *c)
+{
+    printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
+           c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
+           c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
+    printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
+           c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
+    char role[256], previous[256] = "";
+    int first = 0;
+    for (int i = 0; i <= c->num_hidden_layers; i++) {
+        if (i < c->num_hidden_layers) layer_role(c, i, role, sizeof role);
+        if (i == c->num_hidden_layers || (i && strcmp(role, previous) != 0)) {
+            if (first == i - 1) printf("  layer  %-7d %s\n", first, previous);
+            else printf("  layers %3d-%-3d %s\n", first, i - 1, previous);
+            first = i;
+        }
+        memcpy(previous, role, sizeof role);
+    }
+}
+
+static void print_human(const bl_checkpoint *c)
+{
+    char b[32];
+    printf("%s: %s\n", c->path, kind_name(c));
+    if (c->has_config) print_config(&c->config);
+    printf("files: %zu, tensors: %zu, bytes of tensors: %llu (%s)\n", c->file_count, c->tensor_count,
+           (unsigned long long)c->tensor_bytes, human(c->tensor_bytes, b, sizeof b));
+    inspect_class k[CLASSES];
+    count_classes(c, k);
+    for (int i = 0; i < CLASSES; i++) {
+        if (!k[i].tensors) continue;
+        printf("  %-19s %6llu tensors %12s ", k[i].name, (unsigned long long)k[i].tensors, human(k[i].bytes, b, sizeof b));
+        for (int d = 1; d < BL_DT_COUNT; d++)
+            if (k[i].by_dtype[d]) printf(" %s %s", bl_dtype_name((bl_dtype)d), human(k[i].by_dtype[d], b, sizeof b));
+        printf("\n");
+    }
+}
+
+static void print_json(json_t *j)
+{
+    char *text = json_dumps(j, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    if (text) printf("%s\n", text);
+    free(text);
+    json_decref(j);
+}
+
+static json_t *classes_json(const bl_checkpoint *c)
+{
+    inspect_class k[CLASSES];
+    count_classes(c, k);
+    json_t *list = json_array();
+    for (int i = 0; i < CLASSES; i++) {
+        if (!k[i].tensors) continue;
+        json_t *types = json_object();
+        for (int d = 1; d < BL_DT_COUNT; d++)
+            if (k[i].by_dtype[d]) json_object_set_new(types, bl_dtype_name((bl_dtype)d), json_integer((json_int_t)k[i].by_dtype[d]));
+        json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:o}", "class", k[i].name, "tensors", (json_int_t)k[i].tensors,
+                                              "bytes", (json_int_t)k[i].bytes, "dtypes", types));
+    }
+    return list;
+}
+
+static int inspect_checkpoint(const bl_checkpoint *c, bool json)
+{
+    if (!json) {
+        print_human(c);
+        return 0;
+    }
+    json_t *j = json_pack("{s:s, s:s, s:I, s:I, s:I, s:o}", "path", c->path, "kind", kind_name(c), "files",
+                          (json_int_t)c->file_count, "tensors", (json_int_t)c->tensor_count, "tensor_bytes",
+                          (json_int_t)c->tensor_bytes, "classes", classes_json(c));
+    if (c->has_config) {
+        json_t *layers = json_array();
+        char role[256];
+        for (int i = 0; i < c->config.num_hidden_layers; i++) {
+            layer_role(&c->config, i, role, sizeof role);
+            json_array_append_new(layers, json_string(role));
+        }
+        json_object_set_new(j, "layers", layers);
+    }
+    print_json(j);
+    return 0;
+}
+
+static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const char *name, bool json)
+{
+    bl_error err = {0};
+    bl_stats s;
+    const bl_tensor *t = bl_checkpoint_find(c, name);
+    bl_status st = t ? bl_tensor_stats(c, t, &s, &err) : bl_fail(&err, BL_E_INPUT, c->path, name, -1, "there is no such tensor");
+    if (st != BL_OK) return cli_report(cmd->program, st, &err);
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
+    bool finite = s.min <= s.max, scaled = s.scale != NULL || t->dtype == BL_DT_F8_E8M0;
+    if (json) {
+        json_t *j = json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensor", name, "dtype",
+                              bl_dtype_name(t->dtype), "shape", shape, "file", bl_checkpoint_file(c, t)->name, "offset",
+                              (json_int_t)t->offset, "bytes", (json_int_t)t->nbytes, "elements", (json_int_t)s.elements, "zeros",
+                              (json_int_t)s.zeros, "negative_zeros", (json_int_t)s.negative_zeros, "nan", (json_int_t)s.nans,
+                              "infinite", (json_int_t)s.infinities, "rows", (json_int_t)s.rows, "zero_rows",
+                              (json_int_t)s.zero_rows);
+        if (finite)
+            json_object_update_new(j, json_pack("{s:f, s:f, s:f, s:f}", "min", s.min, "max", s.max, "mean", s.mean, "rms", s.rms));
+        if (s.scale) json_object_set_new(j, "scale", json_string(s.scale->name));
+        if (scaled) json_object_update_new(j, json_pack("{s:i, s:i}", "scale_min", (int)s.scale_min, "scale_max", (int)s.scale_max));
+        print_json(j);
+        return 0;
+    }
+    char *dims = json_dumps(shape, 0);
+    json_decref(shape);
+    printf("%s: %s %s in %s at byte %llu, %llu bytes\n", name, bl_dtype_name(t->dtype), dims ? dims : "",
+           bl_checkpoint_file(c, t)->name, (unsigned long long)t->offset, (unsigned long long)t->nbytes);
+    free(dims);
+    printf("  elements %llu, zeros %llu (%llu negative), NaN %llu, infinite %llu, all-zero rows %llu of %llu\n",
+           (unsigned long long)s.elements, (unsigned long long)s.zeros, (unsigned long long)s.negative_zeros,
+           (unsigned long long)s.nans, (unsigned long long)s.infinities, (unsigned long long)s.zero_rows, (unsigned long long)s.rows);
+    if (finite) printf("  min %.9g, max %.9g, mean %.9g, rms %.9g\n", s.min, s.max, s.mean, s.rms);
+    if (s.scale) printf("  scale %s: one byte per %lldx%lld elements\n", s.scale->name, (long long)s.block_rows, (long long)s.block_cols);
+    if (scaled && s.scale_min <= s.scale_max)
+        printf("  scale bytes %u..%u (2^%d..2^%d)\n", s.scale_min, s.scale_max, (int)s.scale_min - 127, (int)s.scale_max - 127);
+    return 0;
+}
+
+/* Engram token classes of a tokenizer.json: their number, and the sha256 of the map as little-endian int32. */
+static int inspect_token_map(const cli_command *cmd, const char *path, bool json)
+{
+    bl_error err = {0};
+    bl_tokenizer *tok = NULL;
+    int32_t *map = NULL;
+    int classes = 0;
+    bl_status st = bl_tokenizer_open(&tok, path, &err);
+    if (st == BL_OK) st = bl_engram_token_map(tok, &map, &classes, &err);
+    if (st == BL_OK) {
+        unsigned char sum[32];
+        char hex[65];
+        unsigned n = 0;
+        EVP_Digest(map, (size_t)bl_tokenizer_size(tok) * sizeof *map, sum, &n, EVP_sha256(), NULL);
+        for (unsigned i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+        if (json)
+            print_json(json_pack("{s:s, s:i, s:i, s:s}", "path", path, "tokens", bl_tokenizer_size(tok), "classes", classes,
+                                 "map_sha256", hex));
+        else
+            printf("%s: %d tokens, %d Engram classes, sha256 of the int32 map %s\n", path, bl_tokenizer_size(tok), classes, hex);
+    }
+    free(map);
+    bl_tokenizer_close(&tok);
+    return cli_report(cmd->program, st, &err);
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+    const char *tensor = NULL, *args[1];
+    bool token_map = false, json = false;
+    int count;
+    const cli_option options[] = {
+        {"tensor", CLI_STRING, &tensor, "NAME", "statistics of one tensor, decoded with its scale"},
+        {"token-map", CLI_FLAG, &token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
+        {"json", CLI_FLAG, &json, NULL, "machine-readable output"},
+        {NULL, 0, NULL, NULL, NULL}};
+    const cli_command cmd = {"baleen inspect", "PATH [--tensor NAME] [--json]",
+                             "Show what a checkpoint folder, a packed model or one safetensors file holds: config, layer roles, "
+                             "tensors by class.\nThe demo model is shown when no PATH is given.",
+                             NULL, options, 0, 1};
+    int rc = cli_parse(&cmd, argc, argv, args, &count);
+    if (rc >= 0) return rc;
+    if (token_map && tensor) return cli_usage_error(&cmd, "--token-map and --tensor do not go together");
+    if (token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
+    const char *path = count ? args[0] : cli_default_model();
+    if (token_map) return inspect_token_map(&cmd, path, json);
+    bl_checkpoint *c = NULL;
+    bl_error err = {0};
+    bl_status st = bl_checkpoint_open(&c, path, NULL, &err);
+    if (st != BL_OK) return cli_report(cmd.program, st, &err);
+    rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(c, json);
+    bl_checkpoint_close(&c);
+    return rc;
+}
