@@ -16,11 +16,14 @@ static void pack_avx2(void *packed, const uint16_t *x, int64_t ldx, int64_t toke
     for (int64_t k = 0; k < cols; k += CHUNK) {
         const int64_t n = chunk_cols(cols, k), half = tokens * n / 2;
         for (int64_t t = 0; t < tokens; t++)
-            for (int64_t b = 0; b < n / BL_BLOCK; b++) {
-                __m256 v[4];
-                decode_bf16(v, (const uint8_t *)(x + t * ldx + k + b * BL_BLOCK));
-                for (int i = 0; i < 4; i++) _mm256_store_ps(p + i / 2 * half + t * n / 2 + b * 16 + i % 2 * 8, v[i]);
-            }
+            for (int64_t b = 0; b < n / BL_BLOCK; b++)
+                for (int even = 0; even < 2; even++) {
+                    float *at = p + t * n / 2 + b * 16 + even * 8;
+                    __m256 v[2];
+                    decode_bf16(!even, v, (const uint8_t *)(x + t * ldx + k + b * BL_BLOCK));
+                    _mm256_store_ps(at, v[0]);
+                    _mm256_store_ps(at + half, v[1]);
+                }
         p += n * tokens;
     }
 }

@@ -1,8 +1,8 @@
 /* What the AVX2 files of the linear product share: the packed activation, the decoding of weights, the tree of lanes.
  *
- * A vector holds eight of the sixteen lanes in the order 0 2 4 6 1 3 5 7 (half 0) or 8 10 12 14 9 11 13 15 (half 1): that is how
- * the cheapest split of packed fp4 delivers them, and lanes meet only in the final tree. A block of 32 elements is four vectors:
- * half 0 odd, half 0 even, half 1 odd, half 1 even elements. */
+ * A vector holds eight of the sixteen lanes: half 0 is lanes 0 2 4 6 8 10 12 14, half 1 the odd ones. That is how the cheapest
+ * split of 16-bit words delivers them, and lanes meet only in the final tree. A block of 32 elements is four vectors: half 0 odd,
+ * half 0 even, half 1 odd, half 1 even elements. */
 #ifndef BL_KERNELS_X86_LINEAR_AVX2_H
 #define BL_KERNELS_X86_LINEAR_AVX2_H
 
@@ -12,7 +12,7 @@
 
 /* The packed activation is cut into chunks of K, so that a chunk of many tokens can stay in a cache: chunks ascending, in each
  * half 0 then half 1, in each the tokens, in each the blocks, in each odd then even: float [chunk][half][token][block][16]. */
-enum { CHUNK = 512 };
+enum { CHUNK = 1024 };
 
 static inline int64_t chunk_cols(int64_t cols, int64_t k)
 {
@@ -26,8 +26,14 @@ static inline const float *packed_at(const float *packed, int64_t tokens, int64_
     return packed + k * tokens + (half * tokens + t) * n;
 }
 
-/* ---- scales, as the factors that the decoders want: float32 of (byte + bias) as an exponent, never subnormal */
-enum { FP8_BIAS = 8, FP4_BIAS = 1 };
+#define BL_INLINE static inline __attribute__((always_inline))
+
+/* ---- fp8 scales, as the factors that the decoder wants: float32 with (byte + bias) as its exponent field */
+enum {
+    FP8_BIAS = 0,
+    FP8_FAST_BIAS = 120, /* for scale bytes up to FP8_FAST_MAX */
+    FP8_FAST_MAX = 134
+};
 
 static inline void expand_scales(float *out, const uint8_t *scale, int64_t blocks, int bias)
 {
@@ -40,95 +46,118 @@ static inline void expand_scales(float *out, const uint8_t *scale, int64_t block
     for (; i < blocks; i++) _mm_store_ss(out + i, _mm_castsi128_ps(_mm_cvtsi32_si128((scale[i] + bias) << 23)));
 }
 
-/* ---- decoders: one block of 32 elements to the four vectors of a block */
+/* ---- decoders. Each takes the odd or the even elements of a block of 32 and gives their two halves w[0], w[1]; what the calls
+ * for odd and even have in common the compiler keeps. */
 
-static inline void split_pairs(__m256 *odd, __m256 *even, __m256i pairs)
+/* Words of 16 bits that are the upper halves of float32, lane l in word l: half 0 is in the low word of each pair. */
+BL_INLINE __m256 low_words(__m256i words)
 {
-    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-    __m256i v = _mm256_permutevar8x32_epi32(pairs, order);
-    *odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));
-    *even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
 }
 
-static inline void decode_bf16(__m256 w[4], const uint8_t *codes)
+BL_INLINE __m256 high_words(__m256i words)
 {
-    split_pairs(&w[0], &w[1], _mm256_loadu_si256((const __m256i *)codes));
-    split_pairs(&w[2], &w[3], _mm256_loadu_si256((const __m256i *)(codes + 32)));
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000)));
 }
 
-static inline void decode_f32(__m256 w[4], const uint8_t *codes)
+BL_INLINE __m256i load_two(const uint8_t *low, const uint8_t *high)
 {
-    const __m256i order = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
-    for (int half = 0; half < 2; half++) {
-        const float *p = (const float *)(const void *)(codes + 64 * half);
-        __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8);
-        w[2 * half] = _mm256_permutevar8x32_ps(_mm256_shuffle_ps(a, b, 0xdd), order);
-        w[2 * half + 1] = _mm256_permutevar8x32_ps(_mm256_shuffle_ps(a, b, 0x88), order);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)low)),
+                                   _mm_loadu_si128((const __m128i *)high), 1);
+}
+
+BL_INLINE void decode_bf16(int odd, __m256 w[2], const uint8_t *codes)
+{
+    __m256 a = _mm256_castsi256_ps(load_two(codes, codes + 32)), b = _mm256_castsi256_ps(load_two(codes + 16, codes + 48));
+    __m256i first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    w[0] = odd ? high_words(first) : low_words(first);
+    w[1] = odd ? high_words(second) : low_words(second);
+}
+
+BL_INLINE void decode_f32(int odd, __m256 w[2], const uint8_t *codes)
+{
+    __m256 c[4];
+    for (int i = 0; i < 4; i++) c[i] = _mm256_castsi256_ps(load_two(codes + 16 * i, codes + 16 * i + 64));
+    /* lanes 0 and 2, 4 and 6, 1 and 3, 5 and 7 of either 128 bits, even elements first */
+    __m256 a = _mm256_unpacklo_ps(c[0], c[1]), b = _mm256_unpacklo_ps(c[2], c[3]);
+    __m256 d = _mm256_unpackhi_ps(c[0], c[1]), e = _mm256_unpackhi_ps(c[2], c[3]);
+    w[0] = odd ? _mm256_shuffle_ps(a, b, 0xee) : _mm256_shuffle_ps(a, b, 0x44);
+    w[1] = odd ? _mm256_shuffle_ps(d, e, 0xee) : _mm256_shuffle_ps(d, e, 0x44);
+}
+
+/* e4m3 shifted to where float32 keeps exponent and mantissa is the value times 2^-120, subnormal codes included. */
+BL_INLINE void decode_fp8(int odd, int fast, __m256 w[2], const uint8_t *codes, __m256 factor)
+{
+    __m256i v = _mm256_loadu_si256((const __m256i *)codes);
+    __m256i words = _mm256_and_si256(_mm256_srai_epi16(odd ? v : _mm256_slli_epi16(v, 8), 4), _mm256_set1_epi16((short)0x87f0));
+    w[0] = low_words(words);
+    w[1] = high_words(words);
+    for (int i = 0; i < 2; i++) {
+        /* two steps for large scales, whose 2^(120 + scale - 127) is no float32 */
+        if (!fast) w[i] = _mm256_mul_ps(w[i], _mm256_set1_ps(0x1p120f));
+        w[i] = _mm256_mul_ps(w[i], factor);
     }
 }
 
-/* e4m3 shifted to where float16 keeps exponent and mantissa is the value times 2^-8, subnormal codes included; the factor
- * 2^(scale + 8 - 127) restores it. */
-static inline __m256 from_half(__m128i h, __m256 factor)
-{
-    return _mm256_mul_ps(_mm256_cvtph_ps(h), factor);
-}
+/* fp4 times its scale is looked up: for each scale byte, the upper bytes of the sixteen codes' values as float32, then the
+ * bytes below; the rest is zero. */
+enum { FP4_ENTRY = 32, FP4_TABLE = 256 * FP4_ENTRY };
 
-static inline void decode_fp8(__m256 w[4], const uint8_t *codes, __m256 factor)
+static inline void make_fp4_table(uint8_t *table)
 {
-    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, /**/ 0, 1, 4, 5, 8, 9, 12, 13, 2,
-                                           3, 6, 7, 10, 11, 14, 15);
-    const __m256i mask = _mm256_set1_epi16((short)0xbf80);
-    __m256i v = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)codes), order);
-    __m256i odd = _mm256_and_si256(_mm256_srai_epi16(v, 1), mask);
-    __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 1), mask);
-    w[0] = from_half(_mm256_castsi256_si128(odd), factor);
-    w[1] = from_half(_mm256_castsi256_si128(even), factor);
-    w[2] = from_half(_mm256_extracti128_si256(odd, 1), factor);
-    w[3] = from_half(_mm256_extracti128_si256(even, 1), factor);
-}
-
-/* fp4 is decoded for two rows at once, row a in the low and row b in the high half of each register: w[2g] are the odd and
- * w[2g + 1] the even elements of lanes 0 2 4 6 (g = 0), 1 3 5 7, 8 10 12 14, 9 11 13 15 of both. The tables give the two upper
- * bytes of half the value as float32; factor is 2^(scale + 1 - 127), of row a in its low and of row b in its high half. */
-static inline void split_words(__m256 *first, __m256 *second, __m256i words, __m256 factor)
-{
-    *first = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), factor);
-    *second = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000))), factor);
-}
-
-static inline void decode_fp4_pair(__m256 w[8], const uint8_t *a, const uint8_t *b, __m256 factor)
-{
-    const __m256i upper = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 0x3e, 0x3f, 0x3f, 0x3f, 0x3f, 0x40, 0x40, -128, (char)0xbe, (char)0xbf, (char)0xbf, (char)0xbf, (char)0xbf,
-                      (char)0xc0, (char)0xc0));
-    const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -128, 0, 0x40, -128, (char)0xc0, 0, 0x40, 0, -128, 0, 0x40,
-                                                                    -128, (char)0xc0, 0, 0x40));
-    const __m256i nibble = _mm256_set1_epi8(15);
-    __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)),
-                                        _mm_loadu_si128((const __m128i *)b), 1);
-    for (int odd = 0; odd < 2; odd++) {
-        __m256i n = _mm256_and_si256(odd ? _mm256_srli_epi16(v, 4) : v, nibble);
-        __m256i hi = _mm256_shuffle_epi8(upper, n), lo = _mm256_shuffle_epi8(lower, n);
-        split_words(&w[1 - odd], &w[3 - odd], _mm256_unpacklo_epi8(lo, hi), factor);
-        split_words(&w[5 - odd], &w[7 - odd], _mm256_unpackhi_epi8(lo, hi), factor);
+    const __m256 codes[2] = {_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), _mm256_setr_ps(-0.f, -.5f, -1, -1.5f, -2, -3, -4, -6)};
+    const __m256i split = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14));
+    for (int s = 0; s < 256; s++) {
+        __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(s ? s << 23 : 1 << 22));
+        __m256i a = _mm256_srli_epi32(_mm256_castps_si256(_mm256_mul_ps(codes[0], scale)), 16);
+        __m256i b = _mm256_srli_epi32(_mm256_castps_si256(_mm256_mul_ps(codes[1], scale)), 16);
+        __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); /* in the order of the codes */
+        __m256i bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(words, split), 0xd8);
+        _mm256_storeu_si256((__m256i *)(table + s * FP4_ENTRY), bytes);
     }
 }
 
-static inline __m256 pair_factor(const float *a, const float *b)
+/* The entries of two rows. */
+typedef struct fp4_pair {
+    __m256i upper, lower;
+} fp4_pair;
+
+BL_INLINE fp4_pair fp4_entries(const uint8_t *table, uint8_t a, uint8_t b)
 {
-    return _mm256_blend_ps(_mm256_broadcast_ss(a), _mm256_broadcast_ss(b), 0xf0);
+    const uint8_t *p = table + (size_t)a * FP4_ENTRY, *q = table + (size_t)b * FP4_ENTRY;
+    return (fp4_pair){load_two(p, q), load_two(p + 16, q + 16)};
 }
 
-/* ---- the tree. v[r] holds lanes l + (l + 8) of row r; returns the sums of rows 0..7. */
-static inline __m256 tree_rows8(const __m256 v[8])
+/* Two rows at once, row a in the low and row b in the high 128 bits of v: words[0] is lanes 0..7, words[1] lanes 8..15 of both,
+ * for low_words and high_words. */
+BL_INLINE void decode_fp4(int odd, __m256i words[2], __m256i v, fp4_pair table)
 {
-    __m256 p[4], q[2];
-    for (int i = 0; i < 4; i++) /* l + (l + 4) */
-        p[i] = _mm256_add_ps(_mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0x44), _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0xee));
-    for (int i = 0; i < 2; i++) /* l + (l + 2) */
-        q[i] = _mm256_add_ps(_mm256_shuffle_ps(p[2 * i], p[2 * i + 1], 0x88), _mm256_shuffle_ps(p[2 * i], p[2 * i + 1], 0xdd));
-    return _mm256_add_ps(_mm256_permute2f128_ps(q[0], q[1], 0x20), _mm256_permute2f128_ps(q[0], q[1], 0x31)); /* l + (l + 1) */
+    __m256i n = _mm256_and_si256(odd ? _mm256_srli_epi16(v, 4) : v, _mm256_set1_epi8(15));
+    __m256i hi = _mm256_shuffle_epi8(table.upper, n), lo = _mm256_shuffle_epi8(table.lower, n);
+    words[0] = _mm256_unpacklo_epi8(lo, hi);
+    words[1] = _mm256_unpackhi_epi8(lo, hi);
+}
+
+/* ---- the tree */
+
+/* l + (l + 8) of rows a (to the low 128 bits) and b (to the high), from the vectors of one half. */
+BL_INLINE __m256 join_rows(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* half0[p], half1[p] are lanes 0 2 4 6 and 1 3 5 7 of two rows after l + (l + 8); the sums of those in the low 128 bits come
+ * first. */
+static inline __m256 tree_pairs(const __m256 half0[4], const __m256 half1[4])
+{
+    __m256 q[2];
+    for (int h = 0; h < 2; h++) {
+        const __m256 *v = h ? half1 : half0;
+        __m256 a = _mm256_add_ps(_mm256_shuffle_ps(v[0], v[1], 0x44), _mm256_shuffle_ps(v[0], v[1], 0xee)); /* l + (l + 4) */
+        __m256 b = _mm256_add_ps(_mm256_shuffle_ps(v[2], v[3], 0x44), _mm256_shuffle_ps(v[2], v[3], 0xee));
+        q[h] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd)); /* l + (l + 2) */
+    }
+    return _mm256_add_ps(q[0], q[1]); /* l + (l + 1) */
 }
 
 /* ---- the two regimes; arguments as rows() of linear.h */

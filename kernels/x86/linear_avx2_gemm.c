@@ -12,11 +12,10 @@ enum {
     STEP = 2 * ROWS * VEC /* floats of the panel in one block of one half: [odd, even][row][lane] */
 };
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* Scratch: panel [half][block][odd, even][row][lane], lanes [half][token][row][lane], scales. */
+/* Scratch: panel [half][block][odd, even][row][lane], lanes [half][token][row][lane], factors of fp8, table of fp4. */
 typedef struct workspace {
     float *panel, *lanes, *factor;
+    uint8_t *table;
 } workspace;
 
 static workspace layout(float *scratch)
@@ -24,6 +23,7 @@ static workspace layout(float *scratch)
     workspace s = {.panel = scratch};
     s.lanes = s.panel + ROWS * CHUNK;
     s.factor = s.lanes + 2 * TOKENS * ROWS * VEC;
+    s.table = (uint8_t *)(s.factor + CHUNK / BL_BLOCK);
     return s;
 }
 
@@ -31,78 +31,75 @@ size_t bl_linear_gemm_scratch_avx2(int64_t tokens, int64_t cols)
 {
     (void)tokens;
     (void)cols;
-    return (size_t)(ROWS * CHUNK + 2 * TOKENS * ROWS * VEC + 2 * (CHUNK / BL_BLOCK)) * sizeof(float);
+    return (size_t)(ROWS * CHUNK + 2 * TOKENS * ROWS * VEC + CHUNK / BL_BLOCK) * sizeof(float) + FP4_TABLE;
 }
 
 /* ---- the panel */
 
-static void store_block(float *panel, int64_t half, int64_t b, int r, const __m256 w[4])
+BL_INLINE void store(float *panel, int64_t half, int odd, int r, const __m256 w[2])
 {
-    for (int i = 0; i < 4; i++) _mm256_store_ps(panel + i / 2 * half + b * STEP + (i % 2 * ROWS + r) * VEC, w[i]);
+    for (int h = 0; h < 2; h++) _mm256_store_ps(panel + h * half + ((1 - odd) * ROWS + r) * VEC, w[h]);
 }
 
-static void panel_row(float *panel, int64_t blocks, int r, const bl_matrix *w, int64_t row, int64_t b0, float *factor)
+BL_INLINE void panel_row(bl_weight_kind kind, float *panel, int64_t blocks, int r, const uint8_t *codes, const float *factor)
 {
-    const uint8_t *codes = bl_matrix_row(w, row);
-    const int64_t half = blocks * STEP;
-    __m256 v[4];
-    if (w->kind == BL_W_BF16)
-        for (int64_t b = 0; b < blocks; b++) {
-            decode_bf16(v, codes + (b0 + b) * 64);
-            store_block(panel, half, b, r, v);
+    for (int64_t b = 0; b < blocks; b++)
+        for (int odd = 0; odd < 2; odd++) {
+            __m256 w[2];
+            if (kind == BL_W_BF16) decode_bf16(odd, w, codes + b * 64);
+            if (kind == BL_W_F32) decode_f32(odd, w, codes + b * 128);
+            if (kind == BL_W_FP8) decode_fp8(odd, 0, w, codes + b * 32, _mm256_broadcast_ss(factor + b));
+            store(panel + b * STEP, blocks * STEP, odd, r, w);
         }
-    if (w->kind == BL_W_F32)
-        for (int64_t b = 0; b < blocks; b++) {
-            decode_f32(v, codes + (b0 + b) * 128);
-            store_block(panel, half, b, r, v);
-        }
-    if (w->kind == BL_W_FP8) {
-        expand_scales(factor, bl_matrix_scale(w, row) + b0, blocks, FP8_BIAS);
-        for (int64_t b = 0; b < blocks; b++) {
-            decode_fp8(v, codes + (b0 + b) * 32, _mm256_broadcast_ss(factor + b));
-            store_block(panel, half, b, r, v);
-        }
-    }
 }
 
-static void panel_pair(float *panel, int64_t blocks, int r, const bl_matrix *w, const int64_t row[2], int64_t b0, float *factor)
+static void panel_fp4(float *panel, int64_t blocks, int r, const uint8_t *const codes[2], const uint8_t *const scale[2],
+                      const uint8_t *table)
 {
-    const uint8_t *a = bl_matrix_row(w, row[0]), *b = bl_matrix_row(w, row[1]);
-    const int64_t half = blocks * STEP;
-    float *second = factor + CHUNK / BL_BLOCK;
-    expand_scales(factor, bl_matrix_scale(w, row[0]) + b0, blocks, FP4_BIAS);
-    expand_scales(second, bl_matrix_scale(w, row[1]) + b0, blocks, FP4_BIAS);
-    for (int64_t i = 0; i < blocks; i++) {
-        __m256 v[8], first[4], other[4];
-        decode_fp4_pair(v, a + (b0 + i) * 16, b + (b0 + i) * 16, pair_factor(factor + i, second + i));
-        for (int j = 0; j < 4; j++) { /* half j / 2, odd then even */
-            int q = 4 * (j / 2) + j % 2;
-            first[j] = _mm256_permute2f128_ps(v[q], v[q + 2], 0x20);
-            other[j] = _mm256_permute2f128_ps(v[q], v[q + 2], 0x31);
+    for (int64_t b = 0; b < blocks; b++) {
+        const fp4_pair entries = fp4_entries(table, scale[0][b], scale[1][b]);
+        const __m256i v = load_two(codes[0] + b * 16, codes[1] + b * 16);
+        for (int odd = 0; odd < 2; odd++) {
+            __m256i words[2];
+            decode_fp4(odd, words, v, entries);
+            for (int i = 0; i < 2; i++) { /* all sixteen words of a row */
+                __m256i row = i ? _mm256_permute2x128_si256(words[0], words[1], 0x31)
+                                : _mm256_permute2x128_si256(words[0], words[1], 0x20);
+                store(panel + b * STEP, blocks * STEP, odd, r + i, (const __m256[2]){low_words(row), high_words(row)});
+            }
         }
-        store_block(panel, half, i, r, first);
-        store_block(panel, half, i, r + 1, other);
     }
 }
 
 /* Decode the chunk at element k of n rows from row on; the panel's rows past n repeat the last. */
 static void fill_panel(const workspace *s, const bl_matrix *w, int64_t row, int64_t n, int64_t k, int64_t blocks)
 {
+    const int64_t skip = k / BL_BLOCK, block_bytes = bl_matrix_row_bytes(w) / (w->cols / BL_BLOCK);
+    /* from here to the panel after: the next chunk of these rows or the first of the next */
+    const int64_t ahead = k + CHUNK < w->cols ? blocks * block_bytes : (ROWS * (w->cols / BL_BLOCK) - skip) * block_bytes;
     for (int r = 0; r < ROWS; r += 2) {
-        int64_t at[2] = {row + (r < n ? r : n - 1), row + (r + 1 < n ? r + 1 : n - 1)};
-        if (w->kind == BL_W_FP4) {
-            panel_pair(s->panel, blocks, r, w, at, k / BL_BLOCK, s->factor);
-            continue;
+        const uint8_t *codes[2], *scale[2];
+        for (int i = 0; i < 2; i++) {
+            int64_t at = row + (r + i < n ? r + i : n - 1);
+            codes[i] = bl_matrix_row(w, at) + skip * block_bytes;
+            for (int64_t p = 0; p < blocks * block_bytes; p += 64) _mm_prefetch((const char *)codes[i] + ahead + p, _MM_HINT_T1);
+            scale[i] = bl_matrix_scale(w, at);
+            if (scale[i]) scale[i] += skip;
+            if (w->kind == BL_W_BF16) panel_row(BL_W_BF16, s->panel, blocks, r + i, codes[i], NULL);
+            if (w->kind == BL_W_F32) panel_row(BL_W_F32, s->panel, blocks, r + i, codes[i], NULL);
+            if (w->kind == BL_W_FP8) {
+                expand_scales(s->factor, scale[i], blocks, FP8_BIAS);
+                panel_row(BL_W_FP8, s->panel, blocks, r + i, codes[i], s->factor);
+            }
         }
-        panel_row(s->panel, blocks, r, w, at[0], k / BL_BLOCK, s->factor);
-        panel_row(s->panel, blocks, r + 1, w, at[1], k / BL_BLOCK, s->factor);
+        if (w->kind == BL_W_FP4) panel_fp4(s->panel, blocks, r, codes, scale, s->table);
     }
 }
 
 /* ---- the product */
 
 /* lanes[t][r] (+)= x[t] . panel row r over the blocks of one half, T tokens x R rows in registers. */
-INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first)
+BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first)
 {
     __m256 acc[3][8];
     for (int t = 0; t < T; t++)
@@ -139,12 +136,13 @@ static void reduce(float *y, int64_t ldy, const float *lanes, int64_t tokens, in
 {
     for (int64_t t = 0; t < tokens; t++) {
         float out[ROWS];
-        __m256 v[ROWS];
-        for (int r = 0; r < ROWS; r++) {
-            const float *p = lanes + (t * ROWS + r) * VEC;
-            v[r] = _mm256_add_ps(_mm256_load_ps(p), _mm256_load_ps(p + tokens * ROWS * VEC));
-        }
-        _mm256_storeu_ps(out, tree_rows8(v));
+        __m256 v[2][4];
+        for (int h = 0; h < 2; h++)
+            for (int p = 0; p < 4; p++) {
+                const float *a = lanes + ((h * tokens + t) * ROWS + p) * VEC;
+                v[h][p] = join_rows(_mm256_load_ps(a), _mm256_load_ps(a + 4 * VEC));
+            }
+        _mm256_storeu_ps(out, tree_pairs(v[0], v[1]));
         memcpy(y + t * ldy, out, (size_t)rows * sizeof(float));
     }
 }
@@ -153,6 +151,7 @@ void bl_linear_gemm_avx2(float *y, int64_t ldy, const float *packed, int64_t tok
                          float *scratch)
 {
     const workspace s = layout(scratch);
+    if (w->kind == BL_W_FP4) make_fp4_table(s.table);
     for (int64_t t0 = 0; t0 < tokens; t0 += TOKENS) {
         int64_t T = tokens - t0 < TOKENS ? tokens - t0 : TOKENS;
         for (int64_t r = row0; r < row1; r += ROWS) {
