@@ -186,7 +186,7 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_cast_init_avx2(t);
     if (cpu & BL_CPU_AVX512) bl_cast_init_avx512(t);
-#else
-    (void)cpu;
+#elif defined(__aarch64__)
+    if (cpu & BL_CPU_NEON) bl_cast_init_neon(t);
 #endif
 }
