@@ -14,18 +14,76 @@ static const char *skip_space(const char *p, const char *end)
     return p;
 }
 
+#define EACH(byte) (0x0101010101010101u * (byte))
+
+/* High bits at the bytes of w that are 0; exact up to the lowest one, which is all that is used
+ * (little-endian). */
+static uint64_t zero_bytes(uint64_t w)
+{
+    return (w - EACH(1)) & ~w & EACH(0x80u);
+}
+
 /* Behind the closing quote of the string that starts at p. */
 static const char *skip_string(const char *p, const char *end)
 {
-    for (p++; p < end && *p != '"'; p++) {
-        if (*p == '\\') {
-            p++;
+    for (p++; p < end;) {
+        uint64_t w;
+        if (end - p >= 8) { /* step over eight plain bytes, or to the first that is not */
+            memcpy(&w, p, 8);
+            uint64_t stop = zero_bytes(w ^ EACH('"')) | zero_bytes(w ^ EACH('\\'));
+            if (!stop) {
+                p += 8;
+                continue;
+            }
+            p += __builtin_ctzll(stop) >> 3;
         }
+        if (*p == '"') {
+            return p + 1;
+        }
+        p += *p == '\\' ? 2 : 1;
     }
-    return p < end ? p + 1 : end;
+    return end;
 }
 
-/* The value at p. The text is valid, so that matching brackets outside strings are enough. */
+/* The next quote or bracket at p or behind it. */
+static const char *next_mark(const char *p, const char *end)
+{
+    for (; end - p >= 8; p += 8) {
+        uint64_t w;
+        memcpy(&w, p, 8);
+        uint64_t folded = w | EACH(0x20u); /* [ and ] become { and } */
+        uint64_t stop =
+            zero_bytes(w ^ EACH('"')) | zero_bytes(folded ^ EACH('{')) | zero_bytes(folded ^ EACH('}'));
+        if (stop) {
+            return p + (__builtin_ctzll(stop) >> 3);
+        }
+    }
+    while (p < end && *p != '"' && (*p | 0x20) != '{' && (*p | 0x20) != '}') {
+        p++;
+    }
+    return p;
+}
+
+/* Behind the closing bracket of the container that starts at p. The text is valid: matching brackets outside
+ * strings do. */
+static const char *skip_container(const char *p, const char *end)
+{
+    size_t depth = 0;
+    while ((p = next_mark(p, end)) < end) {
+        if (*p == '"') {
+            p = skip_string(p, end);
+            continue;
+        }
+        bool opens = *p == '{' || *p == '[';
+        depth += opens ? 1 : (size_t)-1;
+        p++;
+        if (depth == 0) {
+            break;
+        }
+    }
+    return p;
+}
+
 static bl_json value_at(const char *p, const char *end)
 {
     const char *start = p;
@@ -38,25 +96,14 @@ static bl_json value_at(const char *p, const char *end)
     case '{':
     case '[':
         kind = *p == '{' ? BL_JSON_OBJECT : BL_JSON_ARRAY;
-        for (size_t depth = 0; p < end;) {
-            if (*p == '"') {
-                p = skip_string(p, end);
-                continue;
-            }
-            depth += (*p == '{' || *p == '[');
-            depth -= (*p == '}' || *p == ']');
-            p++;
-            if (depth == 0) {
-                break;
-            }
-        }
+        p = skip_container(p, end);
         break;
     default:
         kind = *p == 'n'   ? BL_JSON_NULL
                : *p == 't' ? BL_JSON_TRUE
                : *p == 'f' ? BL_JSON_FALSE
                            : BL_JSON_NUMBER;
-        while (p < end && !strchr(" \n\r\t,]}", *p)) {
+        while (p<end && * p> ' ' && *p != ',' && *p != ']' && *p != '}') {
             p++;
         }
         break;

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
-static char folder[64];
+static char folder[256];
 
 static void write_file(const char *name, const void *data, size_t n)
 {
-    char path[128];
+    char path[320];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *f = fopen(path, "wb");
     BL_MUST(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
@@ -21,7 +21,7 @@ static void remove_folder(void)
 {
     static const char *const names[] = {"model-00001-of-00002.safetensors",
                                         "model-00002-of-00002.safetensors", "model.safetensors.index.json"};
-    char path[128];
+    char path[320];
     for (int i = 0; i < 3; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i]);
         unlink(path);
@@ -34,7 +34,8 @@ static void make_folder(void)
     static const char a[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}  ";
     static const char b[] = "{\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}  ";
     unsigned char file[8 + sizeof a - 1] = {sizeof a - 1};
-    strcpy(folder, "/tmp/bl-fuzz-XXXXXX");
+    const char *base = getenv("TMPDIR"); /* a memory file system makes this target ten times faster */
+    snprintf(folder, sizeof folder, "%s/bl-fuzz-XXXXXX", base ? base : "/tmp");
     BL_MUST(mkdtemp(folder) != NULL);
     atexit(remove_folder);
     memcpy(file + 8, a, sizeof a - 1);
