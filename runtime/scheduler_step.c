@@ -1,0 +1,165 @@
+/* One step: who runs how many tokens, the forward pass, sampling, handing out. */
+#include "runtime/scheduler_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t prompt_left(const bl_running *r)
+{
+    return r->job->prompt_count - r->fed;
+}
+
+static int by_prompt_left(const void *a, const void *b)
+{
+    int64_t x = prompt_left(*(bl_running *const *)a), y = prompt_left(*(bl_running *const *)b);
+    return x < y ? -1 : x > y;
+}
+
+/* Generating sequences run their newest token. What remains of the budget is shared among the prompts: even shares, and what a short
+ * prompt leaves over goes to the others, so that all advance in every step. */
+static void share_budget(bl_scheduler *s)
+{
+    int filling = 0;
+    for (int i = 0; i < s->count; i++) {
+        bl_running *r = &s->running[i];
+        r->take = 1;
+        if (prompt_left(r) > 0)
+            s->filling[filling++] = r;
+    }
+    int64_t budget = s->options.step_tokens - (s->count - filling);
+    if (budget < filling)
+        budget = filling;
+    qsort(s->filling, (size_t)filling, sizeof *s->filling, by_prompt_left);
+    for (int i = 0; i < filling; i++) {
+        int64_t share = budget / (filling - i), left = prompt_left(s->filling[i]);
+        s->filling[i]->take = left < share ? left : share;
+        budget -= s->filling[i]->take;
+    }
+}
+
+/* Fill spans, and rows with the place of their logits. */
+static void build_batch(bl_scheduler *s)
+{
+    int64_t rows = 0;
+    share_budget(s);
+    for (int i = 0; i < s->count; i++) {
+        bl_running *r = &s->running[i];
+        bool fills = prompt_left(r) > 0, wants = !fills || r->take == prompt_left(r);
+        s->spans[i] = (bl_span){.sequence = r->sequence,
+                                .ids = fills ? r->job->prompt + r->fed : &r->last,
+                                .count = r->take,
+                                .logits_from = wants ? r->take - 1 : r->take};
+        r->row = wants ? rows++ : -1;
+    }
+}
+
+/* A failed batch has changed no sequence, and a sequence's result does not depend on the batch: run each alone, so that only those
+ * that fail by themselves are lost. */
+static void run_alone(bl_scheduler *s)
+{
+    for (int i = 0; i < s->count; i++) {
+        bl_running *r = &s->running[i];
+        float *logits = s->logits + (r->row < 0 ? 0 : r->row) * s->vocab;
+        bl_error_clear(&r->err);
+        if (bl_forward(s->model, &s->spans[i], 1, logits, NULL, &r->err) != BL_OK) {
+            r->why = BL_FINISH_FAILED;
+            r->row = -1;
+        }
+    }
+}
+
+static void sample_one(void *arg, int64_t item, int worker)
+{
+    bl_scheduler *s = arg;
+    bl_running *r = &s->running[item];
+    const bl_job *j = r->job;
+    if (r->row < 0)
+        return;
+    const float *logits = s->logits + r->row * s->vocab;
+    uint64_t position = (uint64_t)(j->prompt_count + r->generated);
+    bl_output_token *o = &r->out;
+    o->id = bl_sample(logits, s->vocab, &j->sampling, position, s->scratch + (size_t)worker * 2 * (size_t)s->vocab,
+                      j->logprobs ? &o->logprob : NULL);
+    o->top_count = 0;
+    if (j->logprobs && j->top_logprobs > 0 && o->id >= 0) {
+        o->top_count = bl_top_logits(logits, s->vocab, j->top_logprobs, o->top);
+        for (int i = 0; i < o->top_count; i++)
+            o->top_logprob[i] = bl_logprob(logits, s->vocab, j->sampling.temperature, o->top[i]);
+    }
+}
+
+static bool is_stop(const bl_job *j, int id)
+{
+    for (int i = 0; i < j->stop_count; i++)
+        if (j->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+static void hand_out(bl_running *r, double now)
+{
+    bl_job *j = r->job;
+    if (r->out.id < 0) {
+        bl_error_clear(&r->err);
+        bl_fail(&r->err, BL_E_INTERNAL, NULL, NULL, -1, "the model's output holds no number");
+        r->why = BL_FINISH_FAILED;
+        return;
+    }
+    r->last = r->out.id;
+    r->previous = now;
+    r->generated++;
+    bool more = j->token(j->arg, &r->out);
+    if (is_stop(j, r->out.id))
+        r->why = BL_FINISH_STOP_TOKEN;
+    else if (!more)
+        r->why = BL_FINISH_SINK;
+    else if (r->generated >= j->max_tokens)
+        r->why = BL_FINISH_LENGTH;
+}
+
+static void count_step(bl_scheduler *s, int64_t tokens, int64_t prompt_tokens, double now)
+{
+    bl_scheduler_stats *t = &s->stats;
+    t->steps++;
+    t->step_tokens += (uint64_t)tokens;
+    t->prompt_tokens += (uint64_t)prompt_tokens;
+    if (t->largest_batch < s->count)
+        t->largest_batch = s->count;
+    t->used_tokens = 0;
+    for (int i = 0; i < s->count; i++) {
+        const bl_running *r = &s->running[i];
+        t->used_tokens += bl_sequence_length(r->sequence);
+        if (r->row < 0 || r->out.id < 0)
+            continue;
+        t->generated_tokens++;
+        if (r->generated > 0)
+            bl_histogram_add(&t->inter_token, now - r->previous);
+        else
+            bl_histogram_add(&t->first_token, now - r->job->arrived);
+    }
+}
+
+void bl_scheduler_step(bl_scheduler *s)
+{
+    int64_t tokens = 0, prompt_tokens = 0;
+    build_batch(s);
+    for (int i = 0; i < s->count; i++) {
+        tokens += s->running[i].take;
+        prompt_tokens += prompt_left(&s->running[i]) > 0 ? s->running[i].take : 0;
+    }
+    if (bl_forward(s->model, s->spans, s->count, s->logits, NULL, NULL) != BL_OK)
+        run_alone(s);
+    bl_pool_run(bl_model_pool(s->model), s->count, sample_one, s);
+    double now = bl_clock();
+    pthread_mutex_lock(&s->lock);
+    count_step(s, tokens, prompt_tokens, now);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->count; i++) {
+        bl_running *r = &s->running[i];
+        if (r->why == BL_FINISH_NONE && prompt_left(r) > 0)
+            r->fed += r->take;
+        if (r->row >= 0 && !bl_job_cancelled(r->job))
+            hand_out(r, now);
+    }
+}

@@ -1,0 +1,174 @@
+#include "tests/stub/stub_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct bl_model {
+    stub_options options;
+    bl_config config;
+    bl_tokenizer *tokenizer;
+    stub_counts counts;
+};
+
+struct bl_sequence {
+    bl_model *model;
+    int64_t length;
+    uint64_t history;
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 31) * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
+    return x ^ x >> 32;
+}
+
+static uint64_t append(uint64_t history, int32_t id)
+{
+    return mix(history + 1 + (uint64_t)id);
+}
+
+/* A lower-case letter (a byte token of the small tokenizer), or EOS. */
+static int next_id(const bl_model *m, uint64_t history, int64_t length)
+{
+    if (m->options.eos_length && length >= m->options.eos_length)
+        return STUB_EOS;
+    return 3 + 'a' + (int)(history % 26);
+}
+
+bl_model *stub_open(const stub_options *o)
+{
+    bl_model *m = calloc(1, sizeof *m);
+    m->options = *o;
+    m->config.vocab_size = STUB_VOCAB;
+    m->config.max_position_embeddings = o->context;
+    m->config.eos_token_id = STUB_EOS;
+    m->config.bos_token_id = 0;
+    if (o->tokenizer && bl_tokenizer_open(&m->tokenizer, o->tokenizer, NULL) != BL_OK) {
+        free(m);
+        return NULL;
+    }
+    return m;
+}
+
+bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err)
+{
+    const stub_options o = {.context = 4096, .tokenizer = path};
+    *out = stub_open(&o);
+    return *out ? BL_OK : bl_fail(err, BL_E_INPUT, path, NULL, -1, "no tokenizer");
+}
+
+void bl_model_close(bl_model **m)
+{
+    if (*m)
+        bl_tokenizer_close(&(*m)->tokenizer);
+    free(*m);
+    *m = NULL;
+}
+
+const bl_config *bl_model_config(const bl_model *m)
+{
+    return &m->config;
+}
+
+const bl_tokenizer *bl_model_tokenizer(const bl_model *m)
+{
+    return m->tokenizer;
+}
+
+bl_pool *bl_model_pool(const bl_model *m)
+{
+    return NULL;
+}
+
+bl_status bl_sequence_create(bl_sequence **out, bl_model *m, bl_error *err)
+{
+    *out = NULL;
+    if (m->options.max_sequences && m->counts.live >= m->options.max_sequences)
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory for a sequence");
+    *out = calloc(1, sizeof **out);
+    (*out)->model = m;
+    m->counts.live++;
+    m->counts.created++;
+    return BL_OK;
+}
+
+void bl_sequence_destroy(bl_sequence **s)
+{
+    if (*s)
+        (*s)->model->counts.live--;
+    free(*s);
+    *s = NULL;
+}
+
+int64_t bl_sequence_length(const bl_sequence *s)
+{
+    return s->length;
+}
+
+void bl_sequence_reset(bl_sequence *s)
+{
+    s->length = 0;
+    s->history = 0;
+}
+
+uint64_t bl_sequence_bytes(const bl_model *m, int64_t n)
+{
+    return (uint64_t)n * 16;
+}
+
+static void fill_logits(const bl_model *m, uint64_t history, int64_t length, float *row)
+{
+    for (int i = 0; i < STUB_VOCAB; i++)
+        row[i] = (float)(mix(history + (uint64_t)i * 77) >> 40) * 0x1p-24f; /* [0, 1): sampling has choices */
+    row[next_id(m, history, length)] += 1.5f;
+}
+
+bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err)
+{
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; i++) {
+        tokens += spans[i].count;
+        for (int64_t t = 0; t < spans[i].count; t++)
+            if (spans[i].ids[t] == STUB_POISON)
+                return bl_fail(err, BL_E_INTERNAL, NULL, NULL, -1, "poison");
+    }
+    if (m->options.step_us)
+        usleep(m->options.step_us);
+    m->counts.passes++;
+    if (m->counts.largest < count)
+        m->counts.largest = (int)count;
+    if (m->counts.most_tokens < tokens)
+        m->counts.most_tokens = (int)tokens;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t t = 0; t < spans[i].count; t++) {
+            bl_sequence *s = spans[i].sequence;
+            s->history = append(s->history, spans[i].ids[t]);
+            s->length++;
+            if (t >= spans[i].logits_from) {
+                fill_logits(m, s->history, s->length, logits);
+                logits += STUB_VOCAB;
+            }
+        }
+    return BL_OK;
+}
+
+stub_counts *stub_counted(bl_model *m)
+{
+    return &m->counts;
+}
+
+void stub_expect(const bl_model *m, const int32_t *prompt, int64_t count, const bl_sampling *how, int64_t n, int32_t *out)
+{
+    float logits[STUB_VOCAB];
+    int32_t scratch[2 * STUB_VOCAB];
+    uint64_t history = 0;
+    for (int64_t i = 0; i < count; i++)
+        history = append(history, prompt[i]);
+    for (int64_t i = 0; i < n; i++) {
+        fill_logits(m, history, count + i, logits);
+        out[i] = bl_sample(logits, STUB_VOCAB, how, (uint64_t)(count + i), scratch, NULL);
+        history = append(history, out[i]);
+    }
+}

@@ -1,0 +1,40 @@
+/* A model for tests of what stands on runtime/forward.h: it implements that header, and its next token is a hash of the whole history
+ * of the sequence, so that any mix-up of sequences, positions or order shows. Link it before the runtime library. */
+#ifndef BL_TESTS_STUB_MODEL_H
+#define BL_TESTS_STUB_MODEL_H
+
+#include "runtime/forward.h"
+#include "runtime/sample.h"
+
+#include <stdatomic.h>
+
+enum {
+    STUB_VOCAB = 305,   /* as many ids as tests/unit/tiny_tokenizer.h */
+    STUB_EOS = 1,
+    STUB_POISON = 299   /* a forward pass that meets this id fails */
+};
+
+/* Set before use. */
+typedef struct stub_options {
+    int64_t eos_length;     /* the token behind this many is EOS; 0 = never */
+    int64_t context;        /* max_position_embeddings */
+    unsigned step_us;       /* how long a pass takes */
+    int64_t max_sequences;  /* no memory for more; 0 = no limit */
+    const char *tokenizer;  /* file to open, NULL = none */
+} stub_options;
+
+bl_model *stub_open(const stub_options *o);
+
+/* What happened so far; any thread. */
+typedef struct stub_counts {
+    atomic_int live;     /* sequences that exist */
+    atomic_int created;
+    atomic_int passes, largest; /* passes, most spans in one */
+    atomic_int most_tokens;     /* most tokens in one pass */
+} stub_counts;
+stub_counts *stub_counted(bl_model *m);
+
+/* The continuation of prompt, n ids, as the model and the way of sampling define it. */
+void stub_expect(const bl_model *m, const int32_t *prompt, int64_t count, const bl_sampling *how, int64_t n, int32_t *out);
+
+#endif
