@@ -4,7 +4,11 @@
 #include <openssl/evp.h>
 #include <string.h>
 #include <time.h>
-#define XXH_STATIC_LINKING_ONLY
+#if defined(__x86_64__) && defined(__has_include)
+#if __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h> /* XXH3 for the best vectors this CPU has, as verify/digest.c takes it */
+#endif
+#endif
 #include <xxhash.h>
 
 #if defined(__x86_64__)
