@@ -2,26 +2,13 @@
  */
 #include "formats/json.h"
 
+#include "formats/json_keys.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <time.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #define DEFAULT_BYTES 100000000u
 #define DEFAULT_DEPTH 64u
-#define FEW_KEYS                                                                                             \
-    12u /* objects with at most this many keys are compared pair by pair, larger ones are sorted by hash */
-
-/* The keys of all open objects, innermost last. Duplicates are looked for when an object closes: sorting what
- * was appended in order touches memory in order too, where a hash table of a million keys would miss the
- * cache at every step. */
-typedef struct key {
-    uint32_t hash; /* seeded: nobody can prepare keys that collide */
-    uint32_t at;   /* offset of the opening quote */
-} key;
 
 typedef struct frame {
     size_t first; /* index of its first key */
@@ -35,11 +22,7 @@ typedef struct check {
     frame *stack;
     unsigned depth, max_depth;
     bool duplicates_allowed, surrogates_refused;
-    key *keys;
-    size_t key_count, key_cap;
-    uint64_t seed;
-    char *scratch; /* unescaped keys */
-    size_t scratch_cap;
+    bl_json_keys keys;
 } check;
 
 static bl_status bad(check *c, const char *at, const char *what)
@@ -222,127 +205,6 @@ static bl_status check_number(check *c)
     return BL_OK;
 }
 
-static bl_json key_value(const check *c, uint32_t at)
-{
-    const char *p = c->text + at;
-    const char *q = p + 1;
-    while (*q != '"') {
-        q += *q == '\\' ? 2 : 1;
-    }
-    return (bl_json){p, (size_t)(q + 1 - p), BL_JSON_STRING};
-}
-
-/* The unescaped bytes of a key, in the text itself or in scratch. */
-static bl_status key_bytes(check *c, bl_json k, bool escaped, const char **out, size_t *n)
-{
-    *out = k.p + 1;
-    *n = k.n - 2;
-    if (!escaped) {
-        return BL_OK;
-    }
-    if (k.n > c->scratch_cap) {
-        char *p = realloc(c->scratch, k.n + k.n / 2);
-        if (!p) {
-            return no_memory(c);
-        }
-        c->scratch = p;
-        c->scratch_cap = k.n + k.n / 2;
-    }
-    *n = bl_json_string(k, c->scratch, c->scratch_cap);
-    *out = c->scratch;
-    return BL_OK;
-}
-
-/* Do two keys hold the same text once unescaped? Called on equal hashes only. */
-static bool same_key(const check *c, const key *a, const key *b)
-{
-    bl_json s = key_value(c, a->at), t = key_value(c, b->at);
-    if (!memchr(s.p, '\\', s.n) && !memchr(t.p, '\\', t.n)) {
-        return s.n == t.n && memcmp(s.p, t.p, s.n) == 0;
-    }
-    char *buf = malloc(s.n + t.n);
-    if (!buf) {
-        return true; /* all but certain */
-    }
-    size_t n = bl_json_string(s, buf, s.n), m = bl_json_string(t, buf + s.n, t.n);
-    bool same = n == m && memcmp(buf, buf + s.n, n) == 0;
-    free(buf);
-    return same;
-}
-
-/* Enter the key in [at, c->p) into the innermost object. */
-static bl_status add_key(check *c, const char *at, bool escaped)
-{
-    bl_json k = {at, (size_t)(c->p - at), BL_JSON_STRING};
-    const char *s;
-    size_t n;
-    BL_TRY(key_bytes(c, k, escaped, &s, &n));
-    if (c->key_count == c->key_cap) {
-        size_t cap = c->key_cap ? c->key_cap + c->key_cap / 2 : 64;
-        key *keys = realloc(c->keys, cap * sizeof *keys);
-        if (!keys) {
-            return no_memory(c);
-        }
-        c->keys = keys;
-        c->key_cap = cap;
-    }
-    c->keys[c->key_count++] = (key){(uint32_t)XXH3_64bits_withSeed(s, n, c->seed), (uint32_t)(at - c->text)};
-    return BL_OK;
-}
-
-/* Sort by hash, a byte at a time, lowest first; room is for n keys. Stable: equal hashes stay in the order of
- * the text. */
-static void sort_keys(key *keys, size_t n, key *room)
-{
-    key *from = keys, *to = room;
-    for (unsigned shift = 0; shift < 32; shift += 8) {
-        size_t count[256] = {0}, at = 0;
-        for (size_t i = 0; i < n; i++) {
-            count[from[i].hash >> shift & 255]++;
-        }
-        for (int d = 0; d < 256; d++) {
-            size_t here = count[d];
-            count[d] = at;
-            at += here;
-        }
-        for (size_t i = 0; i < n; i++) {
-            to[count[from[i].hash >> shift & 255]++] = from[i];
-        }
-        key *swap = from;
-        from = to;
-        to = swap;
-    }
-}
-
-static bl_status duplicate(check *c, const key *k)
-{
-    char name[200];
-    bl_json_string(key_value(c, k->at), name, sizeof name);
-    return bl_fail(c->err, BL_E_INPUT, c->path, name, k->at, "JSON: duplicate key");
-}
-
-/* No two of the n keys of one object may be the same. */
-static bl_status check_keys(check *c, key *keys, size_t n)
-{
-    bool sorted = n > FEW_KEYS;
-    if (sorted) {
-        key *room = malloc(n * sizeof *room);
-        if (!room) {
-            return no_memory(c);
-        }
-        sort_keys(keys, n, room);
-        free(room);
-    }
-    for (size_t i = 1; i < n; i++) {
-        for (size_t j = i; j-- > 0 && (!sorted || keys[j].hash == keys[i].hash);) {
-            if (keys[j].hash == keys[i].hash && same_key(c, &keys[j], &keys[i])) {
-                return duplicate(c, &keys[i]);
-            }
-        }
-    }
-    return BL_OK;
-}
-
 /* A key, its colon and the space before the value. */
 static bl_status check_member(check *c)
 {
@@ -352,8 +214,9 @@ static bl_status check_member(check *c)
         return bad(c, at, "expected a key in double quotes");
     }
     BL_TRY(check_string(c, &escaped));
-    if (!c->duplicates_allowed) {
-        BL_TRY(add_key(c, at, escaped));
+    bl_json key = {at, (size_t)(c->p - at), BL_JSON_STRING};
+    if (!c->duplicates_allowed && bl_json_keys_add(&c->keys, key, escaped) != BL_OK) {
+        return no_memory(c);
     }
     skip_space(c);
     if (c->p >= c->end || *c->p != ':') {
@@ -370,7 +233,7 @@ static bl_status open_frame(check *c)
         return bl_fail(c->err, BL_E_INPUT, c->path, NULL, c->p - c->text,
                        "JSON: nested deeper than %u levels", c->max_depth);
     }
-    c->stack[c->depth++] = (frame){c->key_count, *c->p == '{'};
+    c->stack[c->depth++] = (frame){c->keys.count, *c->p == '{'};
     c->p++;
     skip_space(c);
     return BL_OK;
@@ -378,10 +241,15 @@ static bl_status open_frame(check *c)
 
 static bl_status close_frame(check *c)
 {
-    size_t first = c->stack[--c->depth].first, n = c->key_count - first;
-    c->key_count = first;
+    bl_json twice;
+    char name[200];
+    bl_status s = bl_json_keys_close(&c->keys, c->stack[--c->depth].first, &twice);
     c->p++;
-    return n > 1 ? check_keys(c, c->keys + first, n) : BL_OK;
+    if (s == BL_E_INPUT) {
+        bl_json_string(twice, name, sizeof name);
+        return bl_fail(c->err, BL_E_INPUT, c->path, name, twice.p - c->text, "JSON: duplicate key");
+    }
+    return s == BL_OK ? BL_OK : no_memory(c);
 }
 
 static bl_status check_word(check *c, const char *word, size_t n)
@@ -474,17 +342,6 @@ static bl_status check_document(check *c, bl_json *root)
     return c->p == c->end ? BL_OK : bad(c, c->p, "something follows the value");
 }
 
-static uint64_t random_seed(void)
-{
-    uint64_t seed = 0;
-    if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        seed = (uint64_t)t.tv_nsec << 32 ^ (uint64_t)(uintptr_t)&t;
-    }
-    return seed;
-}
-
 bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits, const char *path,
                         bl_json *root, bl_error *err)
 {
@@ -500,11 +357,10 @@ bl_status bl_json_parse(const char *text, size_t n, const bl_json_limits *limits
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "JSON: %zu bytes, more than the limit of %zu", n,
                        max_bytes);
     }
-    c.seed = random_seed();
+    bl_json_keys_begin(&c.keys, text);
     c.stack = malloc(c.max_depth * sizeof *c.stack);
     bl_status s = c.stack ? check_document(&c, root) : no_memory(&c);
     free(c.stack);
-    free(c.keys);
-    free(c.scratch);
+    bl_json_keys_end(&c.keys);
     return s;
 }

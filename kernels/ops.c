@@ -30,5 +30,9 @@ void bl_op_init(bl_op_kernels *t, unsigned cpu)
         .engram_gate = bl_engram_gate_c,
         .engram_gather = bl_engram_gather_c,
     };
+#if defined(__x86_64__)
+    if (cpu & BL_CPU_AVX2) bl_op_init_avx2(t);
+#else
     (void)cpu;
+#endif
 }

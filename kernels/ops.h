@@ -86,7 +86,7 @@ typedef struct bl_op_kernels {
     /* scores[j] = sum_h relu(q_h . k_j) * w_h over n packed index keys (row stride bl_index_row_bytes): q [heads, d] packed
      * index rows; per 32-group the integer dot of the doubled codes t and f = (0.25 * scale_q) * scale_k; groups ascending
      * from +0: acc = fma(t, f, acc); the heads' terms (rounded products; relu of NaN is 0) are padded with +0 to a power of
-     * two and added as a tree, h + (h + half), half first. w [heads] fp32. d a multiple of 32.
+     * two, at least 16, and added as a tree, h + (h + half), half first. w [heads] fp32. d a multiple of 32.
      * keys is one page of n rows. GPU backends use the same order, so that all backends select alike. */
     void (*index_scores)(float *scores, const uint8_t *q, const float *w, int64_t heads, int64_t d, const uint8_t *keys,
                          int64_t n);

@@ -1,5 +1,5 @@
 /* Engram: rows out of the tables, and the gate that lets their projection into the streams. */
-#include "kernels/cast.h"
+#include "kernels/cast_variants.h"
 #include "kernels/fmath.h"
 #include "kernels/ops_variants.h"
 #include "kernels/row_sum.h"
@@ -30,8 +30,6 @@ void bl_engram_gate_c(uint16_t *H, const uint16_t *key, const uint16_t *value, c
 
 void bl_engram_gather_c(uint16_t *y, const uint8_t *codes, const uint8_t *scale, const int64_t *rows, int64_t cols, int64_t width)
 {
-    for (int64_t c = 0; c < cols; c++) {
-        const uint8_t *code = codes + rows[c] * width, *s = scale + rows[c] * (width / 32);
-        for (int64_t i = 0; i < width; i++) y[c * width + i] = bl_f32_to_bf16(bl_e4m3_to_f32(code[i]) * bl_e8m0_to_f32(s[i / 32]));
-    }
+    for (int64_t c = 0; c < cols; c++)
+        bl_fp8_row_c(y + c * width, codes + rows[c] * width, scale + rows[c] * (width / 32), width);
 }

@@ -3,20 +3,21 @@
 #include "kernels/fmath.h"
 #include "kernels/ops_variants.h"
 
-/* Put id with its key into the list of the `have` best so far, at most k, best first; an equal key stays behind. */
-static void insert(int32_t *ids, float *keys, int64_t have, int64_t k, int32_t id, float key)
+void bl_route_offer(int32_t *ids, float *keys, int64_t id, int64_t k, float key)
 {
-    int64_t at = have < k ? have : k - 1;
+    if (key != key) key = -INFINITY;
+    if (id >= k && !(key > keys[k - 1])) return;
+    int64_t at = id < k ? id : k - 1;
     while (at > 0 && key > keys[at - 1]) {
         ids[at] = ids[at - 1];
         keys[at] = keys[at - 1];
         at--;
     }
-    ids[at] = id;
+    ids[at] = (int32_t)id;
     keys[at] = key;
 }
 
-void bl_gates(float *gates, const int32_t *ids, const float *logits, int64_t k, int norm_topk, float route_scale)
+void bl_route_gates(float *gates, const int32_t *ids, const float *logits, int64_t k, int norm_topk, float route_scale)
 {
     float sum = 0;
     for (int64_t i = 0; i < k; i++) {
@@ -33,12 +34,8 @@ void bl_route_c(int32_t *ids, float *gates, const float *logits, const float *bi
                 float route_scale)
 {
     /* gates holds the biased keys until the list is final */
-    for (int64_t e = 0; e < E; e++) {
-        float key = bl_sqrt_softplus(logits[e]) + bias[e];
-        if (key != key) key = -INFINITY;
-        if (e < k || key > gates[k - 1]) insert(ids, gates, e, k, (int32_t)e, key);
-    }
-    bl_gates(gates, ids, logits, k, norm_topk, route_scale);
+    for (int64_t e = 0; e < E; e++) bl_route_offer(ids, gates, e, k, bl_sqrt_softplus(logits[e]) + bias[e]);
+    bl_route_gates(gates, ids, logits, k, norm_topk, route_scale);
 }
 
 void bl_swiglu_c(uint16_t *y, const uint16_t *g, const uint16_t *u, float gate_w, float limit, int64_t n)

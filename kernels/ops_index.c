@@ -52,8 +52,7 @@ static float head_tree(const uint8_t *q, const float *w, int64_t heads, int64_t 
 
 void bl_index_scores_c(float *scores, const uint8_t *q, const float *w, int64_t heads, int64_t d, const uint8_t *keys, int64_t n)
 {
-    int64_t padded = 1;
-    while (padded < heads) padded *= 2;
+    int64_t padded = bl_index_padded_heads(heads);
     for (int64_t j = 0; j < n; j++)
         scores[j] = head_tree(q, w, heads, d, keys + j * (int64_t)bl_index_row_bytes(d), 0, 1, padded);
 }

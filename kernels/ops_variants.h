@@ -31,12 +31,22 @@ void bl_attention_c(uint16_t *o, const uint16_t *q, const bl_attn_slots *slots, 
 size_t bl_attention_scratch_c(int64_t heads, int64_t d);
 
 /* ops_index.c */
+/* Heads up to the power of two over which their terms are added. */
+static inline int64_t bl_index_padded_heads(int64_t heads)
+{
+    int64_t n = 16;
+    while (n < heads) n *= 2;
+    return n;
+}
 void bl_pool_pair_c(uint16_t *y, const float *kv0, const float *z0, const float *kv1, const float *z1, int64_t d);
 void bl_index_scores_c(float *scores, const uint8_t *q, const float *w, int64_t heads, int64_t d, const uint8_t *keys, int64_t n);
 
 /* ops_experts.c */
+/* Offers are made in ascending id: put id into the list of the best so far, at most k, best first, if it belongs there; an
+ * equal key stays behind. */
+void bl_route_offer(int32_t *ids, float *keys, int64_t id, int64_t k, float key);
 /* Gates of the chosen ids, from their logits: scores, normalised and scaled as route says. */
-void bl_gates(float *gates, const int32_t *ids, const float *logits, int64_t k, int norm_topk, float route_scale);
+void bl_route_gates(float *gates, const int32_t *ids, const float *logits, int64_t k, int norm_topk, float route_scale);
 void bl_route_c(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, int norm_topk,
                 float route_scale);
 void bl_swiglu_c(uint16_t *y, const uint16_t *g, const uint16_t *u, float gate_w, float limit, int64_t n);
@@ -47,5 +57,9 @@ void bl_accumulate_c(float *acc, const uint16_t *x, int64_t n);
 float bl_engram_gate_value(float squares_h, float squares_key, float dot, int64_t D, float eps);
 void bl_engram_gate_c(uint16_t *H, const uint16_t *key, const uint16_t *value, const float *qk, int64_t D, float eps);
 void bl_engram_gather_c(uint16_t *y, const uint8_t *codes, const uint8_t *scale, const int64_t *rows, int64_t cols, int64_t width);
+
+/* x86: each overlays the entries it has on a table filled for the level below it. */
+void bl_op_init_avx2(bl_op_kernels *t);
+void bl_op_init_avx512(bl_op_kernels *t);
 
 #endif

@@ -14,6 +14,7 @@ static const struct {
     void (*run)(check *c, unsigned cpu);
 } families[] = {
     {"cast", check_cast},
+    {"ops", check_ops},
     {"linear", check_linear},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };

@@ -1,11 +1,17 @@
-/* For unit tests: a scratch folder, files in it, and what an error must look like. Include after cmocka.h. */
+/* For unit tests: a scratch folder, files in it, and what an error must look like. */
 #ifndef BL_TESTS_UNIT_SCRATCH_H
 #define BL_TESTS_UNIT_SCRATCH_H
 
 #include "formats/status.h"
 
-#include <ftw.h>
+#include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +23,7 @@ static char scratch_root[256];
 /* cmocka setup and teardown. */
 static inline int scratch_begin(void **state)
 {
+    (void)state;
     const char *base = getenv("TMPDIR");
     snprintf(scratch_root, sizeof scratch_root, "%s/bl-test-XXXXXX", base ? base : "/tmp");
     return mkdtemp(scratch_root) ? 0 : -1;
@@ -24,11 +31,13 @@ static inline int scratch_begin(void **state)
 
 static inline int scratch_remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
+    (void)st, (void)type, (void)ftw;
     return remove(path);
 }
 
 static inline int scratch_end(void **state)
 {
+    (void)state;
     return nftw(scratch_root, scratch_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 

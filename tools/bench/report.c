@@ -65,7 +65,7 @@ static json_t *spread_json(const bench_spread *s)
 
 static json_t *figure_json(const bench_subject *s, const bench_result *r, int i)
 {
-    json_t *figure = json_pack("{s:s, s:s, s:o}", "name", s[i].name, "unit", s[i].unit, "rate", spread_json(&r[i].rate));
+    json_t *figure = json_pack("{s:s, s:s+, s:o}", "name", s[i].name, "unit", s[i].unit, "/s", "rate", spread_json(&r[i].rate));
     if (figure && r[i].bound >= 0) {
         json_object_set_new(figure, "ceiling", json_string(s[r[i].bound].name));
         json_object_set_new(figure, "share", spread_json(&r[i].share));

@@ -1,0 +1,36 @@
+"""The bench frame: what it prints and refuses. No timings are judged."""
+import json
+
+from conftest import run
+
+
+def test_cast_reports_every_subject_beside_its_ceiling():
+    r = run("baleen", "bench", "cast", "--rounds", "1", "--size", "16MiB", "--threads", "2", "--json")
+    assert r.rc == 0, r.err
+    doc = json.loads(r.out)
+    assert doc["bench"] == "baleen bench cast"
+    memory = doc["sets"][0]
+    assert memory["threads"] == 2 and memory["rounds"] == 1
+    figures = {f["name"]: f for f in memory["figures"]}
+    for name in ("fp4 1x32", "fp8 32x32", "fp8 1x32"):
+        f = figures[name]
+        assert f["unit"] == "GB/s" and 0 < f["rate"]["p10"] <= f["rate"]["median"] <= f["rate"]["p90"]
+        assert f["ceiling"] in figures and f["share"]["median"] > 0
+
+
+def test_table_names_cpu_load_and_threads():
+    r = run("baleen", "bench", "cast", "--rounds", "1", "--size", "16MiB", "--threads", "1", "--cpu", "c")
+    assert r.rc == 0 and "level c" in r.out and "load " in r.out and "1 thread" in r.out
+
+
+def test_disk_ceiling_leaves_nothing_behind(tmp_path):
+    r = run("baleen", "bench", "ceilings", "--rounds", "1", "--threads", "1", "--disk", tmp_path, "--size", "4MiB")
+    assert r.rc == 0 and "plain writer" in r.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_usage():
+    for args in (["bench"], ["bench", "nothing"], ["bench", "cast", "--rounds", "0"], ["bench", "cast", "--cpu", "sse"],
+                 ["bench", "cast", "--threads", "-1"]):
+        r = run("baleen", *args)
+        assert r.rc == 2 and r.err.count("\n") == 1, args
