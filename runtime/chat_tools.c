@@ -51,15 +51,15 @@ static bl_status add_name(bl_text *t, bl_json name, bl_json name_space, const ch
     bl_text_unescaped(&ns, name_space);
     bl_text_unescaped(&full, name);
     bl_status s = full.failed || ns.failed ? BL_E_NOMEM : BL_OK;
-    const char *mark = full.n ? memmem(full.p, full.n, "::", 2) : NULL;
+    const char *mark = full.p ? memmem(full.p, full.n, "::", 2) : NULL;
     if (s == BL_OK && mark) {
         size_t prefix = (size_t)(mark - full.p);
-        if (name_space.kind == BL_JSON_STRING && (ns.n != prefix || (prefix && memcmp(ns.p, full.p, prefix))))
+        if (name_space.kind == BL_JSON_STRING && (ns.n != prefix || (ns.p && memcmp(ns.p, full.p, prefix) != 0)))
             s = chat_fail(err, key, "the namespace in the name is not the tool's namespace");
         else if (memmem(mark + 2, full.n - prefix - 2, "::", 2))
             s = chat_fail(err, key, "a name may hold :: only once");
     } else if (s == BL_OK && name_space.kind == BL_JSON_STRING) {
-        if (ns.n && memmem(ns.p, ns.n, "::", 2))
+        if (ns.p && memmem(ns.p, ns.n, "::", 2))
             s = chat_fail(err, key, "a namespace may not hold ::");
         bl_text_add(t, ns.p, ns.n);
         bl_text_puts(t, "::");

@@ -18,7 +18,7 @@ void parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n)
     if (p->out_kind != kind)
         parse_flush(p);
     p->out_kind = kind;
-    if (kind == BL_EVENT_CALL_ARGUMENTS && p->o.calls == BL_CALLS_DROP)
+    if (n == 0 || (kind == BL_EVENT_CALL_ARGUMENTS && p->o.calls == BL_CALLS_DROP))
         return;
     size_t run = 0;
     for (size_t i = 0; i < n; i++) {

@@ -72,6 +72,8 @@ void bl_text_quote_body(bl_text *t, const char *p, size_t n)
 {
     static const char hex[] = "0123456789abcdef";
     size_t run = 0;
+    if (n == 0)
+        return;
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)p[i];
         if (c >= 0x20 && c != '"' && c != '\\')

@@ -373,13 +373,12 @@ static bl_status load_added_token(loader *l, bl_json v)
         return bl_fail(l->err, BL_E_INPUT, l->path, "added_tokens", -1, "'%.*s' has the id %llu here and %d elsewhere", (int)n,
                        content, (unsigned long long)id, known);
     bl_token *k = &l->t->tokens[id];
-    if (known >= 0) { /* also in the vocabulary: from here on it is its text, literally */
+    if (known >= 0) {
         if (k->added)
             return bl_fail(l->err, BL_E_INPUT, l->path, "added_tokens", -1, "'%.*s' comes twice", (int)n, content);
-        k->bytes = l->bytes_len;
-        k->bytes_len = n;
-        memcpy(l->t->bytes + l->bytes_len, content, n);
-        l->bytes_len += n;
+        if (k->bytes_len != n || memcmp(l->t->bytes + k->bytes, content, n) != 0)
+            return bl_fail(l->err, BL_E_INPUT, l->path, "added_tokens", -1,
+                           "'%.*s' is other bytes in the vocabulary's alphabet than as text", (int)n, content);
     } else {
         BL_TRY(enter(l, id, n, true, "added_tokens"));
     }

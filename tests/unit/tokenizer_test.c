@@ -219,6 +219,7 @@ static void test_refusals(void **state)
         {"\"content\":\"<bos>\"", "\"content\":\"\"", "added_tokens.content", "between 1 and 1024"},
         {"\"content\":\"<bos>\"", "\"content\":\"hello\"", "added_tokens", "'hello' has the id 0 here and 264 elsewhere"},
         {"\"content\":\"<bos>\"", "\"content\":\"<eos>\"", "added_tokens", "'<eos>' has the id 1 here and 0 elsewhere"},
+        {"{\"id\":1,\"content\":\"<eos>\"", "{\"id\":265,\"content\":\"\\u0120hello\"", "added_tokens", "other bytes"},
         {"{\"id\":1,", "{\"id\":0,", "added_tokens", "id 0 stands for two tokens"},
         {"{\"id\":1,", "{\"id\":264,", "added_tokens", "id 264 stands for two tokens"},
         {"\"special\":true", "\"special\":1", "added_tokens", "must be true or false"},
