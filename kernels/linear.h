@@ -7,7 +7,12 @@
  *   then lanes are added as a tree: l + (l+8), l + (l+4), l + (l+2), l + (l+1).
  *   That is what vdpbf16ps does with 16 lanes of pairs, and what AVX2 does with two halves of eight.
  *   fp32 weights take the same order with float32 operands. K must be a multiple of 32.
- *   (vdpbf16ps flushes subnormal operands and results: weights whose scale byte is below 16 are not its business, see README.) */
+ *   All results equal the reference's to the bit wherever they are finite, for all legal codes and scales (cast.h) and any bf16
+ *   x, subnormal or not. (vdpbf16ps flushes subnormals; its variant proves beforehand that none can occur and otherwise takes
+ *   the float32 path: README.)
+ *
+ * Sizes: tokens >= 1, rows and cols any, no threads inside. A call costs well under a microsecond beside the product, so
+ * grouped experts are one call an expert (pack its tokens once, then w1, w3 by row ranges) and threads split rows. */
 #ifndef BL_KERNELS_LINEAR_H
 #define BL_KERNELS_LINEAR_H
 

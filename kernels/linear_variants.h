@@ -33,7 +33,9 @@ static inline const uint8_t *bl_matrix_scale(const bl_matrix *w, int64_t r)
     return w->kind == BL_W_FP4 ? w->scale + r * (w->cols / BL_BLOCK) : (const uint8_t *)0;
 }
 
-/* Each fills a whole table: a variant's packed activation is its own. */
+/* The first two fill a whole table, as a packed activation is for one variant; the last overlays that of avx512. */
 void bl_linear_init_avx2(bl_linear_kernels *t);
+void bl_linear_init_avx512(bl_linear_kernels *t);
+void bl_linear_init_avx512bf16(bl_linear_kernels *t);
 
 #endif

@@ -21,9 +21,29 @@ static const struct {
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* How large the values are. TINY products and sums are subnormal or vanish, MIXED ones are anything that stays finite: a
- * variant that flushes subnormals, or scales the wrong operand, differs from the reference there. */
-typedef enum spread { USUAL, TINY, MIXED, SPREADS } spread;
-static const char *const spread_names[] = {"usual", "tiny", "mixed"};
+ * variant that flushes subnormals, or scales the wrong operand, differs from the reference there. PATCHY weights are tiny in one
+ * range of columns and usual elsewhere, where x of every second token is zero: sums that are subnormal for a while. */
+typedef enum spread { USUAL, TINY, MIXED, PATCHY, SPREADS } spread;
+static const char *const spread_names[] = {"usual", "tiny", "mixed", "patchy"};
+
+typedef struct values {
+    spread s;
+    int64_t from, to; /* the patch */
+} values;
+
+static values random_values(check *c, spread s, int64_t cols)
+{
+    values v = {.s = s};
+    if (s != PATCHY) return v;
+    v.from = 32 * check_below(c, cols / 32);
+    v.to = v.from + 32 * (1 + check_below(c, (cols - v.from) / 32));
+    return v;
+}
+
+static spread spread_at(values v, int64_t col)
+{
+    return v.s != PATCHY ? v.s : col >= v.from && col < v.to ? TINY : USUAL;
+}
 
 static int between(check *c, int lo, int hi)
 {
@@ -43,56 +63,58 @@ static uint8_t random_scale(check *c, spread s, int lo, int hi)
     return (uint8_t)(check_below(c, 16) ? between(c, a, b) : s == USUAL ? a : check_below(c, 2) ? a : b);
 }
 
-/* Exponents of x and of unscaled weights such that a sum of products stays finite. */
-static void exponent_range(spread s, int *lo, int *hi)
+/* Exponents such that a sum of products stays finite. */
+static uint32_t random_weight(check *c, spread s)
 {
-    *lo = s == USUAL ? 120 : 0;
-    *hi = s == USUAL ? 128 : s == TINY ? 70 : 100;
+    return s == USUAL ? random_bits(c, 120, 128) : random_bits(c, 0, s == TINY ? 70 : 140);
 }
 
-static uint16_t *random_x(check *c, int64_t n, spread s)
+static uint16_t random_activation(check *c, values v, int64_t token, int64_t col)
 {
-    uint16_t *x = check_buffer(c, (size_t)n * 2, 2);
-    int lo, hi;
-    exponent_range(s, &lo, &hi);
-    for (int64_t i = 0; i < n; i++) x[i] = check_below(c, 12) ? (uint16_t)(random_bits(c, lo, hi) >> 16) : (uint16_t)(i % 2 << 15);
+    if (v.s == PATCHY && token % 2 && spread_at(v, col) == USUAL) return 0;
+    if (!check_below(c, 12)) return (uint16_t)(col % 2 << 15); /* zeros of either sign */
+    int lo = v.s == USUAL || v.s == PATCHY ? 120 : 0, hi = v.s == TINY ? 70 : v.s == MIXED ? 100 : 128;
+    return (uint16_t)(random_bits(c, lo, hi) >> 16);
+}
+
+enum { GAP = 3 }; /* elements between the rows of y and of x that a kernel must leave alone */
+
+static uint16_t *random_x(check *c, int64_t T, int64_t cols, values v)
+{
+    int64_t ldx = cols + GAP;
+    uint16_t *x = check_buffer(c, (size_t)((T - 1) * ldx + cols) * 2, 2);
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < cols; i++) x[t * ldx + i] = random_activation(c, v, t, i);
     return x;
 }
 
-static bl_matrix random_matrix(check *c, int kind, int64_t rows, int64_t cols, spread s)
+static const uint8_t *random_scales(check *c, int kind, int64_t rows, int64_t cols, values v)
+{
+    int64_t blocks = cols / 32, n = kinds[kind].kind == BL_W_FP8 ? (rows + 31) / 32 * blocks : rows * blocks;
+    uint8_t *p = check_buffer(c, (size_t)n, 1);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = random_scale(c, spread_at(v, i % blocks * 32), kinds[kind].scale_lo, kinds[kind].scale_hi);
+    return p;
+}
+
+static bl_matrix random_matrix(check *c, int kind, int64_t rows, int64_t cols, values v)
 {
     bl_matrix w = {.kind = kinds[kind].kind, .rows = rows, .cols = cols};
-    int64_t n = rows * cols, scales = 0;
-    int lo, hi;
-    exponent_range(s, &lo, &hi);
-    if (w.kind == BL_W_BF16) {
-        uint16_t *p = check_buffer(c, (size_t)n * 2, 2);
-        for (int64_t i = 0; i < n; i++) p[i] = (uint16_t)(random_bits(c, lo, s == MIXED ? 140 : hi) >> 16);
-        w.codes = p;
-    } else if (w.kind == BL_W_F32) {
-        float *p = check_buffer(c, (size_t)n * 4, 4);
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t u = random_bits(c, lo, s == MIXED ? 140 : hi);
-            memcpy(&p[i], &u, 4);
-        }
-        w.codes = p;
-    } else if (w.kind == BL_W_FP8) {
-        uint8_t *p = check_buffer(c, (size_t)n, 1);
-        check_random_bytes(c, p, (size_t)n);
-        for (int64_t i = 0; i < n; i++)
+    int64_t n = rows * cols;
+    size_t bytes = (size_t)(w.kind == BL_W_BF16 ? n * 2 : w.kind == BL_W_FP8 ? n : w.kind == BL_W_FP4 ? n / 2 : n * 4);
+    uint8_t *p = check_buffer(c, bytes, w.kind == BL_W_F32 ? 4 : w.kind == BL_W_BF16 ? 2 : 1);
+    w.codes = p;
+    if (kinds[kind].scale_hi) {
+        check_random_bytes(c, p, bytes);
+        for (size_t i = 0; w.kind == BL_W_FP8 && i < bytes; i++)
             if ((p[i] & 0x7f) == 0x7f) p[i] ^= 1;
-        w.codes = p;
-        scales = (rows + 31) / 32 * (cols / 32);
-    } else {
-        uint8_t *p = check_buffer(c, (size_t)n / 2, 1);
-        check_random_bytes(c, p, (size_t)n / 2);
-        w.codes = p;
-        scales = rows * (cols / 32);
+        w.scale = random_scales(c, kind, rows, cols, v);
+        return w;
     }
-    if (scales) {
-        uint8_t *p = check_buffer(c, (size_t)scales, 1);
-        for (int64_t i = 0; i < scales; i++) p[i] = random_scale(c, s, kinds[kind].scale_lo, kinds[kind].scale_hi);
-        w.scale = p;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = random_weight(c, spread_at(v, i % cols));
+        if (w.kind == BL_W_F32) memcpy(p + 4 * i, &u, 4);
+        else memcpy(p + 2 * i, (uint16_t[]){(uint16_t)(u >> 16)}, 2);
     }
     return w;
 }
@@ -134,8 +156,6 @@ static float element(const uint16_t *x, const bl_matrix *w, int64_t r)
 
 /* ---- running a table */
 
-enum { GAP = 3 }; /* elements between the rows of y and of x that a kernel must leave alone */
-
 /* y [T, ldy], filled with a value that is no product before the kernel runs. */
 static float *run(check *c, const bl_linear_kernels *k, const bl_matrix *w, const uint16_t *x, int64_t T, int64_t row0, int64_t row1)
 {
@@ -154,8 +174,9 @@ static void compare(check *c, const bl_linear_kernels *ref, const bl_linear_kern
 {
     check_case(c, "%s, %s values, tokens=%lld cols=%lld rows %lld..%lld", kinds[kind].name, spread_names[s], (long long)T,
                (long long)cols, (long long)row0, (long long)row1);
-    bl_matrix w = random_matrix(c, kind, row1, cols, s);
-    uint16_t *x = random_x(c, (T - 1) * (cols + GAP) + cols, s);
+    values v = random_values(c, s, cols);
+    bl_matrix w = random_matrix(c, kind, row1, cols, v);
+    uint16_t *x = random_x(c, T, cols, v);
     float *want = run(c, ref, &w, x, T, row0, row1), *got = run(c, k, &w, x, T, row0, row1);
     check_f32(c, "y, flattened", got, want, 1, (T - 1) * (row1 - row0 + GAP) + row1 - row0);
 }
@@ -167,8 +188,9 @@ static void against_definition(check *c, const bl_linear_kernels *ref, int kind)
         spread s = (spread)(i % SPREADS);
         check_case(c, "%s, the definition, %s values, tokens=%lld cols=%lld rows %lld..%lld", kinds[kind].name, spread_names[s],
                    (long long)T, (long long)cols, (long long)row0, (long long)row1);
-        bl_matrix w = random_matrix(c, kind, row1, cols, s);
-        uint16_t *x = random_x(c, (T - 1) * (cols + GAP) + cols, s);
+        values v = random_values(c, s, cols);
+        bl_matrix w = random_matrix(c, kind, row1, cols, v);
+        uint16_t *x = random_x(c, T, cols, v);
         float *got = run(c, ref, &w, x, T, row0, row1);
         for (int64_t t = 0; t < T; t++) {
             float want[8];
@@ -204,6 +226,31 @@ static void every_code(check *c, const bl_linear_kernels *ref, const bl_linear_k
     }
 }
 
+/* Lanes that cancel to one unit of their last place, 129 * 129 - 130 * 128, for units on either side of the smallest normal
+ * float32: what flushes subnormal results has to know which these are. */
+static void smallest_sums(check *c, const bl_linear_kernels *ref, const bl_linear_kernels *k)
+{
+    for (int unit = -132; unit <= -123; unit++)
+        for (int64_t T = 1; T <= 9; T += 8) {
+            int ex = -60 + (int)check_below(c, 8), ew = unit + 14 - ex;
+            check_case(c, "bf16, sums of 2^%d, tokens=%lld", unit, (long long)T);
+            uint16_t *codes = check_buffer(c, 64 * 2, 2), *x = check_buffer(c, (size_t)((T - 1) * (64 + GAP) + 64) * 2, 2);
+            bl_matrix w = {.kind = BL_W_BF16, .rows = 1, .cols = 64, .codes = codes};
+            memset(codes, 0, 64 * 2);
+            memset(x, 0, (size_t)((T - 1) * (64 + GAP) + 64) * 2);
+            int64_t at = 2 * check_below(c, 16);
+            codes[at] = bl_f32_to_bf16((float)ldexp(129, ew - 7));
+            codes[at + 1] = bl_f32_to_bf16((float)ldexp(-128, ew - 7));
+            for (int64_t t = 0; t < T; t++) {
+                x[t * (64 + GAP) + at] = bl_f32_to_bf16((float)ldexp(129, ex - 7));
+                x[t * (64 + GAP) + at + 1] = bl_f32_to_bf16((float)ldexp(130, ex - 7));
+            }
+            float *want = run(c, ref, &w, x, T, 0, 1), *got = run(c, k, &w, x, T, 0, 1);
+            check_int(c, "the unit", want[0] == (float)ldexp(1, unit), 1);
+            check_f32(c, "y, flattened", got, want, 1, (T - 1) * (1 + GAP) + 1);
+        }
+}
+
 static void random_shapes(check *c, const bl_linear_kernels *ref, const bl_linear_kernels *k, int kind, spread s)
 {
     for (int64_t T = 1; T <= 20; T++) { /* every count that a variant may treat on its own */
@@ -223,6 +270,7 @@ static void real_shapes(check *c, const bl_linear_kernels *ref, const bl_linear_
     for (size_t i = 0; i < sizeof cols / sizeof cols[0]; i++) {
         compare(c, ref, k, kind, USUAL, 1, cols[i], 31, 70);
         compare(c, ref, k, kind, USUAL, 5, cols[i], 30, 41);
+        compare(c, ref, k, kind, PATCHY, 8, cols[i], 30, 33);
     }
     compare(c, ref, k, kind, USUAL, 100, 1280, 3, 13);
     compare(c, ref, k, kind, USUAL, 257, 544, 0, 33);
@@ -234,6 +282,7 @@ void check_linear(check *c, unsigned cpu)
     bl_linear_kernels ref, k;
     bl_linear_init(&ref, 0);
     bl_linear_init(&k, cpu);
+    smallest_sums(c, &ref, &k);
     for (int kind = 0; kind < KINDS; kind++) {
         if (cpu == 0) {
             against_definition(c, &ref, kind);
