@@ -25,7 +25,7 @@ try:
 except ImportError:
     torch = None
 
-STRIPE = 64  # rows of a warm peer's step: its intermediates stay in cache
+NUMPY_STRIPE, TORCH_STRIPE = 64, 512  # rows of a warm peer's step: intermediates in cache; torch wakes threads for each
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 W_BF16, W_FP8, W_FP4 = 1, 2, 3
 
@@ -109,17 +109,21 @@ def grid(scale, rows, cols, scale_rows):
     return np.repeat(scale_f32(scale), scale_rows, 0)[:rows].reshape(rows, cols // 32, 1)
 
 
+def stripes(rows, step):
+    return [slice(r, min(r + step, rows)) for r in range(0, rows, step)]
+
+
 def cast_peers(codes, scale, out, scale_rows, fp4):
     rows, cols = out.shape
     s = grid(scale, rows, cols, scale_rows)
     table = PAIRS if fp4 else E4M3
-    step = [slice(r, min(r + STRIPE, rows)) for r in range(0, rows, STRIPE)]
+    step = stripes(rows, NUMPY_STRIPE)
     peers = {}
 
     def numpy_plain():
         return bits((table[codes].reshape(rows, cols // 32, 32) * s).reshape(rows, cols))
 
-    flat = np.empty((STRIPE, codes.shape[1]) + ((2,) if fp4 else ()), np.float32)
+    flat = np.empty((NUMPY_STRIPE, codes.shape[1]) + ((2,) if fp4 else ()), np.float32)
 
     def numpy_warm():
         for r in step:
@@ -141,12 +145,13 @@ def cast_peers(codes, scale, out, scale_rows, fp4):
 
         peers["ml_dtypes"] = with_ml_dtypes
     if torch:
-        peers.update(torch_casts(codes, s, out, table, step, fp4))
+        peers.update(torch_casts(codes, s, out, table, fp4))
     return peers
 
 
-def torch_casts(codes, s, out, table, step, fp4):
+def torch_casts(codes, s, out, table, fp4):
     rows, cols = out.shape
+    step = stripes(rows, TORCH_STRIPE)
     t_table, t_scale, t_codes = torch.from_numpy(table).bfloat16(), torch.from_numpy(s).bfloat16(), torch.from_numpy(codes)
     t_out = torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
 
