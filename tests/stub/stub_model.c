@@ -1,5 +1,6 @@
 #include "tests/stub/stub_model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -122,6 +123,7 @@ static void fill_logits(const bl_model *m, uint64_t history, int64_t length, flo
 {
     for (int i = 0; i < STUB_VOCAB; i++)
         row[i] = (float)(mix(history + (uint64_t)i * 77) >> 40) * 0x1p-24f; /* [0, 1): sampling has choices */
+    row[STUB_POISON] = -INFINITY; /* only prompts hold it */
     row[next_id(m, history, length)] += 1.5f;
 }
 
