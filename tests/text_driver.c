@@ -5,11 +5,13 @@
  *   text_driver classes TOKENIZER          (no input) the Engram class of every id
  *   text_driver chat                       {"messages", "thinking", "effort", "drop_thinking", ...} -> the prompt as a JSON string,
  *                                          or {"key", "message"} of the refusal
+ *   text_driver parse TOKENIZER            "think 1 2 3" or "answer 1 2 3" (how the prompt ends, output ids) -> the message as JSON
  *   text_driver multipliers                "N LAYER CLASSES" -> N multipliers */
 #include "formats/file.h"
 #include "formats/json.h"
 #include "runtime/chat.h"
 #include "runtime/engram.h"
+#include "runtime/parse.h"
 #include "runtime/tokenizer.h"
 
 #include <stdio.h>
@@ -91,6 +93,66 @@ static int chat(const char *line, size_t n)
     return 0;
 }
 
+typedef struct message {
+    bl_text reasoning, content, calls;
+} message;
+
+static void take(void *arg, const bl_event *e)
+{
+    message *m = arg;
+    switch (e->kind) {
+    case BL_EVENT_REASONING:
+        bl_text_add(&m->reasoning, e->text, e->n);
+        break;
+    case BL_EVENT_ANSWER:
+        bl_text_add(&m->content, e->text, e->n);
+        break;
+    case BL_EVENT_CALL_BEGIN:
+        bl_text_puts(&m->calls, e->call ? ", [" : "[");
+        bl_text_quote(&m->calls, e->text, e->n);
+        bl_text_puts(&m->calls, ", ");
+        break;
+    case BL_EVENT_CALL_ARGUMENTS:
+        bl_text_add(&m->calls, e->text, e->n);
+        break;
+    case BL_EVENT_CALL_END:
+        bl_text_puts(&m->calls, "]");
+        break;
+    }
+}
+
+static int parse(const bl_tokenizer *t, char *line)
+{
+    message m = {{0}, {0}, {0}};
+    bl_text out = {0};
+    bl_parser *p;
+    char *word = strtok(line, " ");
+    bl_parser_options o = {.tokenizer = t,
+                           .start = word && !strcmp(word, "think") ? BL_SECTION_REASONING : BL_SECTION_ANSWER,
+                           .calls = BL_CALLS_PARSE,
+                           .event = take,
+                           .arg = &m};
+    if (bl_parser_create(&p, &o, NULL) != BL_OK)
+        return 4;
+    while ((word = strtok(NULL, " ")))
+        bl_parser_push(p, atoi(word));
+    bl_parser_finish(p);
+    bl_parser_destroy(&p);
+    bl_text_puts(&out, "{\"reasoning\": ");
+    bl_text_quote(&out, m.reasoning.p, m.reasoning.n);
+    bl_text_puts(&out, ", \"content\": ");
+    bl_text_quote(&out, m.content.p, m.content.n);
+    bl_text_puts(&out, ", \"calls\": [");
+    bl_text_add(&out, m.calls.p, m.calls.n);
+    bl_text_puts(&out, "]}");
+    printf("%.*s\n", (int)out.n, out.p);
+    free(m.reasoning.p);
+    free(m.content.p);
+    free(m.calls.p);
+    free(out.p);
+    return 0;
+}
+
 static int classes(const bl_tokenizer *t, bl_error *err)
 {
     int32_t *map;
@@ -131,6 +193,8 @@ static int serve(const char *what, const bl_tokenizer *t, bool added, bl_error *
             rc = encode(t, line, (size_t)n, added, err);
         else if (!strcmp(what, "decode"))
             rc = decode(t, line);
+        else if (!strcmp(what, "parse"))
+            rc = parse(t, line);
         else if (!strcmp(what, "chat"))
             rc = chat(line, (size_t)n);
         else
