@@ -26,7 +26,7 @@ static bl_status value_record(bl_job *j, const bl_plan_tensor *t, bl_manifest_te
         return nomem(err);
     }
     for (size_t i = 0; i < t->member_count; i++) {
-        values[i] = bl_sum_digest(j->producer.sums[t->members[i] - j->binding.weights]);
+        values[i] = bl_sum_digest(j->producer.values.sums[t->members[i] - j->binding.weights]);
     }
     m->value_class = bl_weight_class(w);
     m->value_shape = w->slot->shape;

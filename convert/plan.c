@@ -1,6 +1,7 @@
 #include "convert/plan.h"
 
 #include "verify/stream.h"
+#include "verify/values.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -371,18 +372,5 @@ uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i)
 {
     const bl_weight *w = t->members[i];
-    if (t->cast) {
-        return BL_VALUE_TILE * 2 * bl_weight_cols(w);
-    }
-    if (t->scale) {
-        return w->form == BL_FORM_TABLE ? bl_weight_scale_row_bytes(w) : BL_VALUE_UNIT_BYTES;
-    }
-    switch (bl_weight_class(w)) {
-    case BL_VALUE_MATRIX:
-        return BL_VALUE_TILE * bl_weight_row_bytes(w);
-    case BL_VALUE_ROWS:
-        return bl_weight_row_bytes(w);
-    default:
-        return BL_VALUE_UNIT_BYTES;
-    }
+    return t->cast ? BL_VALUE_TILE * 2 * bl_weight_cols(w) : bl_values_granule(w, t->scale);
 }

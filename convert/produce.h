@@ -3,11 +3,8 @@
 #define BL_CONVERT_PRODUCE_H
 
 #include "convert/plan.h"
-#include "kernels/cast.h"
-#include "verify/reader.h"
 #include "verify/stream.h"
-
-#include <pthread.h>
+#include "verify/values.h"
 
 /* Where a part of an output file comes from; a part's tag is its index. */
 typedef struct bl_piece {
@@ -16,25 +13,20 @@ typedef struct bl_piece {
 } bl_piece;
 
 typedef struct bl_producer {
-    const bl_checkpoint *source;
-    const bl_binding *binding;
     const bl_plan *plan;
-    bl_cast_kernels kernels;
-    bl_reader **readers; /* [source files] */
-    bl_lane *lanes;      /* [plan files] */
+    bl_values values;
+    bl_lane *lanes; /* [plan files] */
     bl_piece *pieces;
-    bool values;   /* compute value digests */
-    bl_sum *sums;  /* [binding weights] */
-    pthread_mutex_t lock; /* of sums */
+    bool digest; /* compute value digests */
     uint64_t scratch, scratch_ratio; /* what bl_stream needs for bl_produce */
 } bl_producer;
 
-/* Set up; arrays live in arena. bl_producer_close frees the rest, also after a failure. cpu: capability mask. */
+/* Set up; arrays live in arena. Always followed by bl_producer_close, also after a failure. cpu: capability mask. */
 bl_status bl_producer_open(bl_producer *p, const bl_checkpoint *source, const bl_binding *binding, const bl_plan *plan,
-                           bool values, unsigned cpu, bl_arena *arena, bl_error *err);
+                           bool digest, unsigned cpu, bl_arena *arena, bl_error *err);
 void bl_producer_close(bl_producer *p);
 
-/* Fill t->data. Refuses scale bytes for which the codes have no exact BF16 value (BL_E_INPUT, naming tensor and place). */
+/* Fill t->data. Errors as bl_values_scale and bl_values_read. */
 bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err);
 
 #endif

@@ -12,6 +12,7 @@ static const struct {
     {"convert", cmd_convert, "cast a checkpoint to BF16, or pack it"},
     {"inspect", cmd_inspect, "what a checkpoint, packed model, file or tokenizer holds"},
     {"synth", cmd_synth, "write a random checkpoint of any shape"},
+    {"verify", cmd_verify, "prove a checkpoint or packed model, or compare two"},
     {NULL, NULL, NULL},
 };
 

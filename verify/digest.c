@@ -1,6 +1,7 @@
 #include "verify/digest.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #if defined(__x86_64__) && defined(__has_include)
 #if __has_include(<xxh_x86dispatch.h>)
@@ -31,17 +32,19 @@ static void add_unit(bl_sum *s, const void *unit, size_t n, uint64_t index)
     bl_sum_add(s, (bl_sum){.lo = h.low64, .hi = h.high64});
 }
 
-/* dst[0..n) = canonical src[0..n). Plain conditional moves on 16-bit lanes: compilers turn this into vector code. */
-static void canonical(uint16_t *restrict dst, const uint16_t *restrict src, size_t n)
+/* dst[0..n) = canonical values of src, n <= 32. Plain conditional moves on 16-bit lanes: compilers turn this into vector code. */
+static void canonical(uint16_t *restrict dst, const uint8_t *restrict src, size_t n)
 {
+    uint16_t row[BL_VALUE_TILE];
+    memcpy(row, src, 2 * n);
     for (size_t i = 0; i < n; i++) {
-        int16_t x = (int16_t)src[i], magnitude = (int16_t)(x & 0x7FFF);
+        int16_t x = (int16_t)row[i], magnitude = (int16_t)(x & 0x7FFF);
         int16_t y = magnitude == 0 ? 0 : x;
         dst[i] = (uint16_t)(magnitude > 0x7F80 ? 0x7FC0 : y);
     }
 }
 
-void bl_value_matrix(bl_sum *s, const uint16_t *values, uint64_t row0, uint64_t rows, uint64_t cols)
+void bl_value_matrix(bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols)
 {
     _Alignas(64) uint16_t tile[BL_VALUE_TILE * BL_VALUE_TILE];
     uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
@@ -49,15 +52,15 @@ void bl_value_matrix(bl_sum *s, const uint16_t *values, uint64_t row0, uint64_t 
         uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE;
         uint64_t index = (row0 + r) / BL_VALUE_TILE * per_row;
         for (uint64_t c = 0; c < cols; c += BL_VALUE_TILE, index++) {
-            const uint16_t *src = values + r * cols + c;
+            const uint8_t *src = (const uint8_t *)values + 2 * (r * cols + c);
             size_t width = cols - c < BL_VALUE_TILE ? (size_t)(cols - c) : BL_VALUE_TILE;
             if (width == BL_VALUE_TILE) { /* a constant length vectorises without a tail */
                 for (uint64_t i = 0; i < height; i++) {
-                    canonical(tile + i * BL_VALUE_TILE, src + i * cols, BL_VALUE_TILE);
+                    canonical(tile + i * BL_VALUE_TILE, src + 2 * i * cols, BL_VALUE_TILE);
                 }
             } else {
                 for (uint64_t i = 0; i < height; i++) {
-                    canonical(tile + i * width, src + i * cols, width);
+                    canonical(tile + i * width, src + 2 * i * cols, width);
                 }
             }
             add_unit(s, tile, height * width * sizeof *tile, index);

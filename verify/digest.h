@@ -38,9 +38,9 @@ typedef struct bl_sum {
 void bl_sum_add(bl_sum *s, bl_sum x);
 bl_digest bl_sum_digest(bl_sum s);
 
-/* Add the tiles of rows [row0, row0 + rows) of a matrix with cols columns: values [rows, cols] bf16, contiguous. row0 is a
- * multiple of 32, and so is rows unless the matrix ends there. */
-void bl_value_matrix(bl_sum *s, const uint16_t *values, uint64_t row0, uint64_t rows, uint64_t cols);
+/* Add the tiles of rows [row0, row0 + rows) of a matrix with cols columns: values [rows, cols] bf16, contiguous, at any
+ * alignment. row0 is a multiple of 32, and so is rows unless the matrix ends there. */
+void bl_value_matrix(bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
 /* Add n bytes at offset, a multiple of 4096, of a tensor of class bytes; n too, unless the tensor ends there. */

@@ -1,0 +1,31 @@
+#include "verify/finder.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static void report(bl_finder *f, const bl_finding *finding)
+{
+    pthread_mutex_lock(&f->lock);
+    f->count++;
+    if (f->o->on_finding) {
+        f->o->on_finding(f->o->arg, finding);
+    }
+    pthread_mutex_unlock(&f->lock);
+}
+
+void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int64_t begin, int64_t end, const char *fmt, ...)
+{
+    char text[768];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    report(f, &(bl_finding){level, path, tensor ? tensor : "", begin, end, text});
+}
+
+void bl_finder_problem(void *arg, const bl_error *problem)
+{
+    bl_finder *f = arg;
+    int64_t end = problem->offset >= 0 ? problem->offset + 1 : -1;
+    report(f, &(bl_finding){f->level, problem->path, problem->tensor, problem->offset, end, problem->message});
+}

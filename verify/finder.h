@@ -1,0 +1,22 @@
+/* Collecting findings from many threads. Private to verify/. */
+#ifndef BL_VERIFY_FINDER_H
+#define BL_VERIFY_FINDER_H
+
+#include "verify/verify.h"
+
+#include <pthread.h>
+
+typedef struct bl_finder {
+    const bl_verify_options *o;
+    pthread_mutex_t lock;
+    size_t count;
+    int level; /* for problems that come as bl_error through bl_finder_problem */
+} bl_finder;
+
+/* Report one. tensor may be NULL. */
+void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int64_t begin, int64_t end, const char *fmt, ...)
+    __attribute__((format(printf, 7, 8)));
+/* A bl_problem_fn: arg is the finder. */
+void bl_finder_problem(void *arg, const bl_error *problem);
+
+#endif

@@ -1,0 +1,519 @@
+#include "verify/scan.h"
+
+#include "verify/stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A part of a file: raw bytes (tensor NULL), or a tensor, or one expert's slice of a stacked one. */
+typedef struct piece {
+    const bl_tensor *tensor;
+    const bl_weight *weight; /* NULL when it fills no slot */
+    bool scale;              /* these are the weight's scale bytes */
+    uint64_t base;           /* offset in the tensor */
+} piece;
+
+/* A file being read: one of the checkpoint's, or another one that a witness knows. */
+typedef struct source {
+    const char *path;
+    bl_file *file; /* borrowed for a checkpoint's file, else owned */
+    bool owned;
+    bl_reader *reader;
+    const bl_witness *witness;
+    bl_sha256 *hash;
+    bl_chunker *chunker;
+    piece *pieces;
+} source;
+
+typedef struct scanner {
+    bl_scan *s;
+    bl_finder *f;
+    bl_arena *arena;
+    bl_values values;
+    source *sources;
+    bl_lane *lanes;
+    size_t count;
+    bl_digest **chunks;                     /* [tensors] as computed */
+    const bl_manifest_tensor **records;     /* [tensors] as recorded */
+    size_t *first_weight, *first_scale;     /* [tensors] head of the list of weights in it: index + 1 */
+    size_t *next_weight, *next_scale;       /* [weights] */
+    pthread_mutex_t lock;
+} scanner;
+
+static bl_status nomem(bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+}
+
+/* ---- what the files are made of */
+
+/* For every tensor the weights whose bytes it holds, in order. */
+static bl_status index_weights(scanner *x, bl_error *err)
+{
+    size_t tensors = x->s->c->tensor_count, weights = x->s->binding ? x->s->binding->count : 0;
+    x->first_weight = bl_arena_array(x->arena, tensors, sizeof(size_t));
+    x->first_scale = bl_arena_array(x->arena, tensors, sizeof(size_t));
+    x->next_weight = bl_arena_array(x->arena, weights, sizeof(size_t));
+    x->next_scale = bl_arena_array(x->arena, weights, sizeof(size_t));
+    if (!x->first_weight || !x->first_scale || !x->next_weight || !x->next_scale) {
+        return nomem(err);
+    }
+    for (size_t i = weights; i-- > 0;) { /* backwards: lists then ascend, as experts do in the binding */
+        const bl_weight *w = &x->s->binding->weights[i];
+        size_t t = (size_t)(w->tensor - x->s->c->tensors);
+        x->next_weight[i] = x->first_weight[t];
+        x->first_weight[t] = i + 1;
+        if (w->scale) {
+            t = (size_t)(w->scale - x->s->c->tensors);
+            x->next_scale[i] = x->first_scale[t];
+            x->first_scale[t] = i + 1;
+        }
+    }
+    return BL_OK;
+}
+
+typedef struct part_list {
+    bl_part *parts;
+    piece *pieces;
+    size_t count;
+} part_list;
+
+static void put_part(part_list *l, uint64_t nbytes, uint64_t granule, piece p)
+{
+    if (nbytes) {
+        l->parts[l->count] = (bl_part){.nbytes = nbytes, .granule = granule, .tag = l->count};
+        l->pieces[l->count++] = p;
+    }
+}
+
+static void put_tensor(const scanner *x, part_list *l, const bl_tensor *t)
+{
+    size_t index = (size_t)(t - x->s->c->tensors);
+    bool scale = x->first_scale[index] != 0;
+    size_t w = scale ? x->first_scale[index] : x->first_weight[index];
+    uint64_t at = 0;
+    for (; w; w = scale ? x->next_scale[w - 1] : x->next_weight[w - 1]) {
+        const bl_weight *weight = &x->s->binding->weights[w - 1];
+        uint64_t n = scale ? weight->scale_nbytes : weight->nbytes, granule = bl_values_granule(weight, scale);
+        if (granule > BL_STREAM_TILE) {
+            granule = BL_VALUE_UNIT_BYTES; /* no value digest then: see values_fit */
+        }
+        put_part(l, n, granule, (piece){.tensor = t, .weight = weight, .scale = scale, .base = at});
+        at += n;
+    }
+    put_part(l, t->nbytes - at, BL_VALUE_UNIT_BYTES, (piece){.tensor = t, .base = at});
+}
+
+static int by_place(const void *a, const void *b)
+{
+    return bl_tensor_by_place(*(const bl_tensor *const *)a, *(const bl_tensor *const *)b);
+}
+
+/* Parts of a checkpoint's file: its header, its tensors, and raw bytes where neither is. */
+static bl_status file_parts(scanner *x, const bl_tensor **order, size_t tensors, source *src, bl_lane *lane,
+                            bl_error *err)
+{
+    uint64_t size = bl_file_size(src->file), at = 0;
+    size_t room = 2 * tensors + 2;
+    for (size_t i = 0; i < tensors; i++) {
+        size_t t = (size_t)(order[i] - x->s->c->tensors);
+        for (size_t w = x->first_weight[t]; w; w = x->next_weight[w - 1]) {
+            room++;
+        }
+        for (size_t w = x->first_scale[t]; w; w = x->next_scale[w - 1]) {
+            room++;
+        }
+    }
+    part_list l = {.parts = bl_arena_array(x->arena, room, sizeof *l.parts),
+                   .pieces = bl_arena_array(x->arena, room, sizeof *l.pieces)};
+    if (!l.parts || !l.pieces) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < tensors; i++) {
+        const bl_tensor *t = order[i];
+        if (t->offset < at || t->offset > size || t->nbytes > size - t->offset) {
+            bl_find(x->f, 1, src->path, t->name, (int64_t)t->offset, (int64_t)(t->offset + t->nbytes),
+                    "overlaps another tensor or ends beyond the file");
+            continue;
+        }
+        put_part(&l, t->offset - at, BL_IO_ALIGN, (piece){0});
+        put_tensor(x, &l, t);
+        at = t->offset + t->nbytes;
+    }
+    put_part(&l, size - at, BL_IO_ALIGN, (piece){0});
+    src->pieces = l.pieces;
+    *lane = (bl_lane){.parts = l.parts, .count = l.count};
+    return BL_OK;
+}
+
+static bl_status raw_parts(scanner *x, source *src, bl_lane *lane, bl_error *err)
+{
+    bl_part *part = bl_arena_array(x->arena, 1, sizeof *part);
+    src->pieces = bl_arena_array(x->arena, 1, sizeof *src->pieces);
+    if (!part || !src->pieces) {
+        return nomem(err);
+    }
+    *part = (bl_part){.nbytes = bl_file_size(src->file), .granule = BL_IO_ALIGN};
+    *lane = (bl_lane){.parts = part, .count = 1};
+    return BL_OK;
+}
+
+static bl_status open_source(scanner *x, source *src, bl_error *err)
+{
+    src->witness = x->s->witnesses ? bl_witness_of(x->s->witnesses, src->path) : NULL;
+    if (src->witness && src->witness->sha256) {
+        BL_TRY(bl_sha256_create(&src->hash, err));
+    }
+    if (x->s->chunks) {
+        BL_TRY(bl_chunker_create(&src->chunker, err));
+    }
+    return bl_reader_open(&src->reader, src->file, err);
+}
+
+/* The checkpoint's files. */
+static bl_status add_files(scanner *x, bl_error *err)
+{
+    const bl_checkpoint *c = x->s->c;
+    const bl_tensor **order = bl_arena_array(x->arena, c->tensor_count, sizeof *order);
+    if (!order) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        order[i] = &c->tensors[i];
+    }
+    qsort(order, c->tensor_count, sizeof *order, by_place);
+    for (size_t i = 0, first = 0; i < c->file_count; i++) {
+        size_t n = 0;
+        while (first + n < c->tensor_count && order[first + n]->file == i) {
+            n++;
+        }
+        source *src = &x->sources[x->count];
+        *src = (source){.path = c->files[i].path, .file = c->files[i].file};
+        BL_TRY(file_parts(x, order + first, n, src, &x->lanes[x->count], err));
+        x->count++;
+        BL_TRY(open_source(x, src, err));
+        first += n;
+    }
+    return BL_OK;
+}
+
+static bool is_source(const scanner *x, const char *path)
+{
+    for (size_t i = 0; i < x->count; i++) {
+        if (!strcmp(x->sources[i].path, path)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Files beside them that something is recorded for. */
+static bl_status add_others(scanner *x, bl_error *err)
+{
+    for (size_t i = 0; x->s->witnesses && i < x->s->witnesses->count; i++) {
+        const bl_witness *w = &x->s->witnesses->items[i];
+        bool right = false;
+        if (!w->sha256) {
+            BL_TRY(bl_witness_check_git(x->f, w, &right, err));
+            x->s->files_hashed += right;
+            continue;
+        }
+        if (is_source(x, w->path)) {
+            continue;
+        }
+        source *src = &x->sources[x->count];
+        *src = (source){.path = w->path, .owned = true};
+        BL_TRY(bl_file_open(&src->file, w->path, err));
+        BL_TRY(raw_parts(x, src, &x->lanes[x->count], err));
+        x->count++;
+        BL_TRY(open_source(x, src, err));
+    }
+    return BL_OK;
+}
+
+/* What the rank manifest records about each tensor, and room for what will be found. */
+static bl_status add_records(scanner *x, bl_error *err)
+{
+    const bl_checkpoint *c = x->s->c;
+    x->chunks = bl_arena_array(x->arena, c->tensor_count, sizeof *x->chunks);
+    x->records = bl_arena_array(x->arena, c->tensor_count, sizeof *x->records);
+    if (!x->chunks || !x->records) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        x->records[i] = bl_rank_manifest_find(c->rank, c->tensors[i].name);
+        x->chunks[i] = bl_arena_array(x->arena, bl_chunk_count(c->tensors[i].nbytes), sizeof **x->chunks);
+        if (!x->chunks[i]) {
+            return nomem(err);
+        }
+    }
+    return BL_OK;
+}
+
+/* ---- looking at bytes */
+
+/* Elements of data that are not what they must be: the first is found by a kernel, the rest counted one by one. */
+typedef struct bad {
+    uint64_t first, last, count; /* elements; count 0 = none */
+} bad;
+
+typedef int64_t (*search_fn)(const bl_cast_kernels *k, const uint8_t *p, int64_t n);
+
+static int64_t search_fp8(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
+{
+    return k->fp8_nan(p, n);
+}
+static int64_t search_scale(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
+{
+    return k->scale_check(p, n, 0, 254);
+}
+static int64_t search_f32(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
+{
+    return k->f32_nonfinite(p, n);
+}
+static int64_t search_bf16(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
+{
+    return k->bf16_nonfinite(p, n);
+}
+
+static bad search_all(const bl_cast_kernels *k, search_fn search, const uint8_t *p, uint64_t n, uint64_t size)
+{
+    bad b = {0};
+    for (uint64_t at = 0; at < n;) {
+        uint64_t hit = at + (uint64_t)search(k, p + at * size, (int64_t)(n - at));
+        if (hit >= n) {
+            break;
+        }
+        b.first = b.count++ ? b.first : hit;
+        b.last = hit;
+        at = hit + 1;
+    }
+    return b;
+}
+
+static void look(scanner *x, const source *src, const piece *p, uint64_t offset, uint64_t n, const uint8_t *data)
+{
+    static const struct {
+        bl_dtype dtype;
+        search_fn search;
+        unsigned size;
+        const char *what;
+    } checks[] = {{BL_DT_F8_E4M3, search_fp8, 1, "NaN codes"},
+                  {BL_DT_F8_E8M0, search_scale, 1, "NaN scale bytes"},
+                  {BL_DT_F32, search_f32, 4, "values that are not finite"},
+                  {BL_DT_BF16, search_bf16, 2, "values that are not finite"}};
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
+        if (checks[i].dtype != p->tensor->dtype) {
+            continue;
+        }
+        bad b = search_all(&x->values.kernels, checks[i].search, data, n / checks[i].size, checks[i].size);
+        if (b.count) {
+            int64_t at = (int64_t)(p->tensor->offset + p->base + offset), size = checks[i].size;
+            bl_find(x->f, 2, src->path, p->tensor->name, at + (int64_t)b.first * size, at + (int64_t)(b.last + 1) * size,
+                    "%llu %s", (unsigned long long)b.count, checks[i].what);
+        }
+    }
+}
+
+static bool values_fit(const bl_weight *w, bool scale)
+{
+    return bl_values_granule(w, scale) <= BL_STREAM_TILE;
+}
+
+/* Add to the value digest; a scale that makes it impossible is a finding. */
+static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n, const bl_tile *t, const uint8_t *data, bl_error *err)
+{
+    bl_error e;
+    bl_error_clear(&e);
+    size_t index = (size_t)(p->weight - x->s->binding->weights);
+    bl_status s = BL_OK;
+    if (values_fit(p->weight, p->scale)) {
+        s = bl_values_add(&x->values, p->weight, p->scale, offset, n, data, t->scratch, &e);
+    } else {
+        s = bl_fail(&e, BL_E_INPUT, x->s->c->path, p->tensor->name, -1, "rows too wide for a value digest");
+    }
+    if (s == BL_OK) {
+        return BL_OK;
+    }
+    if (s != BL_E_INPUT) {
+        if (err) {
+            *err = e;
+        }
+        return s;
+    }
+    pthread_mutex_lock(&x->lock);
+    bool first = !x->s->broken[index];
+    x->s->broken[index] = true;
+    pthread_mutex_unlock(&x->lock);
+    if (first) {
+        bl_find(x->f, -1, e.path, e.tensor, e.offset, e.offset < 0 ? -1 : e.offset + 1, "%s", e.message);
+    }
+    return BL_OK;
+}
+
+static bl_status work(void *arg, const bl_tile *t, bl_error *err)
+{
+    scanner *x = arg;
+    const source *src = &x->sources[t->lane];
+    const uint8_t *data;
+    BL_TRY(bl_reader_read(src->reader, t->data - t->offset % BL_IO_ALIGN, t->nbytes, t->offset, &data, err));
+    for (size_t i = 0; i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const piece *p = &src->pieces[x->lanes[t->lane].parts[g->part].tag];
+        if (p->tensor && x->s->semantic) {
+            look(x, src, p, g->offset, g->nbytes, data);
+        }
+        if (p->weight && x->s->values) {
+            BL_TRY(digest(x, p, g->offset, g->nbytes, t, data, err));
+        }
+        data += g->nbytes;
+    }
+    return BL_OK;
+}
+
+static void compare_hash(scanner *x, const source *src, const uint8_t sha256[32])
+{
+    if (memcmp(sha256, src->witness->digest, 32) != 0) {
+        bl_find(x->f, 3, src->path, NULL, 0, (int64_t)bl_file_size(src->file), "its SHA-256 differs from %s", src->witness->origin);
+        return;
+    }
+    pthread_mutex_lock(&x->lock);
+    x->s->files_hashed++;
+    pthread_mutex_unlock(&x->lock);
+}
+
+static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
+{
+    scanner *x = arg;
+    source *src = &x->sources[t->lane];
+    if (src->chunker) {
+        const uint8_t *data = t->data;
+        for (size_t i = 0; i < t->segment_count; i++) {
+            const bl_segment *g = &t->segments[i];
+            const piece *p = &src->pieces[x->lanes[t->lane].parts[g->part].tag];
+            if (p->tensor) {
+                bl_chunker_update(src->chunker, data, p->base + g->offset, g->nbytes, p->tensor->nbytes,
+                                  x->chunks[p->tensor - x->s->c->tensors]);
+            }
+            data += g->nbytes;
+        }
+    }
+    if (src->hash) {
+        bl_sha256_update(src->hash, t->data, t->nbytes);
+        if (t->last) {
+            uint8_t sha256[32];
+            BL_TRY(bl_sha256_final(src->hash, sha256, err));
+            compare_hash(x, src, sha256);
+        }
+    }
+    return BL_OK;
+}
+
+static void compare_chunks(scanner *x)
+{
+    const bl_checkpoint *c = x->s->c;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const bl_tensor *t = &c->tensors[i];
+        const bl_manifest_tensor *m = x->records[i];
+        for (size_t k = 0; m && k < m->chunk_count; k++) {
+            if (bl_digest_equal(&x->chunks[i][k], &m->chunks[k])) {
+                x->s->chunks_right++;
+                continue;
+            }
+            uint64_t begin = k * BL_CHUNK_BYTES, end = begin + BL_CHUNK_BYTES < t->nbytes ? begin + BL_CHUNK_BYTES : t->nbytes;
+            bl_find(x->f, 3, bl_checkpoint_file(c, t)->path, t->name, (int64_t)(t->offset + begin), (int64_t)(t->offset + end),
+                    "chunk %zu of %zu differs from its digest in the manifest", k, m->chunk_count);
+        }
+    }
+}
+
+/* The value digests that a packed model records, against those just computed. */
+static void compare_values(scanner *x)
+{
+    const bl_scan *s = x->s;
+    for (size_t i = 0; s->c->rank && i < s->binding->count; i++) {
+        const bl_weight *w = &s->binding->weights[i];
+        const bl_manifest_tensor *m = bl_rank_manifest_find(s->c->rank, w->tensor->name);
+        size_t at = m && m->value_count > 1 ? (size_t)w->slot->expert : 0;
+        bl_digest have = bl_sum_digest(s->sums[i]);
+        if (s->broken[i] || !m || at >= m->value_count || bl_digest_equal(&have, &m->values[at])) {
+            continue;
+        }
+        s->broken[i] = true;
+        bl_find(x->f, 3, bl_checkpoint_file(s->c, w->tensor)->path, w->slot->name, (int64_t)w->offset, (int64_t)(w->offset + w->nbytes),
+                "its values differ from the value digest in the manifest");
+    }
+}
+
+static bl_status run(scanner *x, bl_error *err)
+{
+    bl_scan *s = x->s;
+    const bl_verify_options *o = x->f->o;
+    size_t room = s->c->file_count + (s->witnesses ? s->witnesses->count : 0);
+    x->sources = bl_arena_array(x->arena, room, sizeof *x->sources);
+    x->lanes = bl_arena_array(x->arena, room, sizeof *x->lanes);
+    if (!x->sources || !x->lanes) {
+        return nomem(err);
+    }
+    BL_TRY(index_weights(x, err));
+    BL_TRY(add_files(x, err));
+    BL_TRY(add_others(x, err));
+    if (s->chunks) {
+        BL_TRY(add_records(x, err));
+    }
+    bl_stream stream = {.lanes = x->lanes,
+                        .lane_count = x->count,
+                        .jobs = o->jobs,
+                        .scratch = s->values ? bl_values_scratch(&x->values, 0) : 0,
+                        .scratch_ratio = s->values ? BL_VALUES_SCRATCH_RATIO : 0,
+                        .work = work,
+                        .in_order = s->chunks || s->witnesses ? in_order : NULL,
+                        .arg = x,
+                        .cancelled = o->cancelled,
+                        .progress = o->progress,
+                        .progress_arg = o->progress_arg};
+    BL_TRY(bl_stream_run(&stream, err));
+    for (size_t i = 0; i < x->count; i++) {
+        s->bytes += bl_file_size(x->sources[i].file);
+    }
+    if (s->chunks) {
+        compare_chunks(x);
+    }
+    if (s->values) {
+        compare_values(x);
+    }
+    return BL_OK;
+}
+
+static void close_all(scanner *x)
+{
+    for (size_t i = 0; x->sources && i < x->count; i++) {
+        source *src = &x->sources[i];
+        bl_reader_close(&src->reader);
+        bl_sha256_destroy(&src->hash);
+        bl_chunker_destroy(&src->chunker);
+        if (src->owned) {
+            bl_file_close(&src->file);
+        }
+    }
+    bl_values_close(&x->values);
+    pthread_mutex_destroy(&x->lock);
+}
+
+bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err)
+{
+    static const bl_binding none;
+    scanner x = {.s = s, .f = f, .arena = arena};
+    pthread_mutex_init(&x.lock, NULL);
+    bl_status status = bl_values_open(&x.values, s->c, s->binding ? s->binding : &none, f->o->cpu, arena, err);
+    if (status == BL_OK && s->values) {
+        s->sums = x.values.sums;
+        s->broken = bl_arena_array(arena, s->binding->count, sizeof *s->broken);
+        status = s->broken ? BL_OK : nomem(err);
+    }
+    if (status == BL_OK) {
+        status = run(&x, err);
+    }
+    close_all(&x);
+    return status;
+}

@@ -1,0 +1,26 @@
+/* One pass over all files of a checkpoint that checks whatever is asked for. Private to verify/. */
+#ifndef BL_VERIFY_SCAN_H
+#define BL_VERIFY_SCAN_H
+
+#include "verify/bind.h"
+#include "verify/finder.h"
+#include "verify/values.h"
+#include "verify/witness.h"
+
+typedef struct bl_scan {
+    const bl_checkpoint *c;
+    const bl_binding *binding;     /* NULL: unknown (no config) */
+    const bl_witnesses *witnesses; /* NULL: no SHA-256 */
+    bool semantic;                 /* look at the codes, scales and floats */
+    bool chunks;                   /* compare chunk digests with the rank manifest */
+    bool values;                   /* compute value digests into sums; needs a binding */
+    bl_sum *sums;                  /* out, [binding weights] */
+    bool *broken;                  /* out, [binding weights]: has no value digest (a finding said why) */
+    size_t files_hashed, chunks_right; /* out */
+    uint64_t bytes;                    /* out */
+} bl_scan;
+
+/* Run; findings go to f, failures to read come back. Arrays live in arena. */
+bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err);
+
+#endif

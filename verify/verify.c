@@ -1,0 +1,187 @@
+#include "verify/verify.h"
+
+#include "verify/compare.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One side of the job: the checkpoint, what is known about it, and its pass over the files. */
+typedef struct side {
+    bl_checkpoint *c;
+    bl_binding binding;
+    bl_witnesses witnesses;
+    bl_scan scan;
+    bl_arena arena;
+} side;
+
+static const char *file_in(side *s, const char *name)
+{
+    size_t n = strlen(s->c->path), m = n + strlen(name) + 2;
+    char *path = bl_arena_alloc(&s->arena, m);
+    if (!path) {
+        return s->c->path;
+    }
+    snprintf(path, m, "%s%s%s", s->c->path, n && s->c->path[n - 1] == '/' ? "" : "/", name);
+    return path;
+}
+
+/* A folder without config, index and weights is not a damaged checkpoint but something else. */
+static bool looks_like_one(const char *path)
+{
+    static const char *const marks[] = {"config.json", "model.safetensors.index.json", "manifest.json", "rank-0000",
+                                        "SHA256SUMS"};
+    char name[4096];
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        snprintf(name, sizeof name, "%s/%s", path, marks[i]);
+        if (access(name, F_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. */
+static bl_status open_side(side *s, const char *path, bl_finder *f, bl_error *err)
+{
+    struct stat st;
+    bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f};
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), strict = !folder || !looks_like_one(path);
+    f->level = 1;
+    return bl_checkpoint_open(&s->c, path, strict ? NULL : &o, err);
+}
+
+/* The global manifest against the files and against SHA256SUMS. */
+static void check_manifest(side *s, bl_finder *f)
+{
+    const bl_manifest *m = s->c->manifest;
+    for (size_t i = 0; m && i < m->file_count; i++) {
+        const bl_manifest_file *file = &m->files[i];
+        const char *path = file_in(s, file->name);
+        struct stat st;
+        if (stat(path, &st) != 0) {
+            bl_find(f, 1, path, NULL, -1, -1, "is listed in manifest.json but is not there");
+        } else if ((uint64_t)st.st_size != file->bytes) {
+            bl_find(f, 1, path, NULL, 0, (int64_t)st.st_size, "has %llu bytes, manifest.json says %llu",
+                    (unsigned long long)st.st_size, (unsigned long long)file->bytes);
+        }
+        const bl_witness *w = bl_witness_of(&s->witnesses, path);
+        if (f->o->level >= 3 && file->has_sha256 && w && w->sha256 && memcmp(w->digest, file->sha256, 32) != 0) {
+            bl_find(f, 3, path, NULL, -1, -1, "manifest.json and SHA256SUMS record different SHA-256");
+        }
+    }
+    struct stat st;
+    const char *source = file_in(s, "config.source.json");
+    if (s->c->kind == BL_SOURCE_PACKED && stat(source, &st) != 0) {
+        bl_find(f, 1, source, NULL, -1, -1, "is missing: a packed model keeps the config of its source");
+    }
+}
+
+/* The config against the forms that the tensors have. */
+static void check_forms(side *s, bl_finder *f)
+{
+    const bl_config *c = &s->c->config;
+    const bl_binding *b = &s->binding;
+    const char *path = file_in(s, "config.json");
+    if (c->quantized && b->fp8 + b->fp4 == 0) {
+        bl_find(f, 2, path, "quantization_config", -1, -1, "is present, but no weight is quantised");
+    }
+    if (!c->quantized && b->fp8 + b->fp4 > 0) {
+        bl_find(f, 2, path, "quantization_config", -1, -1, "is absent, but %zu weights are quantised", b->fp8 + b->fp4);
+    }
+    if (c->quantized && !c->experts_fp4 && b->fp4 > 0) {
+        bl_find(f, 2, path, "quantization_config.expert_dtype", -1, -1, "is not fp4, but %zu experts are packed fp4", b->fp4);
+    }
+    if (c->quantized && c->experts_fp4 && b->fp4 == 0) {
+        bl_find(f, 2, path, "quantization_config.expert_dtype", -1, -1, "is fp4, but no expert is packed fp4");
+    }
+}
+
+/* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
+static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
+{
+    int level = f->o->level;
+    s->scan = (bl_scan){.c = s->c, .values = values};
+    if (s->c->has_config && (level >= 2 || values)) {
+        f->level = 2;
+        BL_TRY(bl_bind(s->c, &s->arena, bl_finder_problem, f, &s->binding, err));
+        s->scan.binding = &s->binding;
+        if (full && level >= 2) {
+            check_forms(s, f);
+        }
+    }
+    if (values && !s->scan.binding) {
+        return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
+    }
+    if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {
+        BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
+        s->scan.witnesses = &s->witnesses;
+        s->scan.chunks = s->c->rank != NULL;
+    }
+    if (full) {
+        check_manifest(s, f);
+    }
+    s->scan.semantic = full && level >= 2;
+    return s->scan.semantic || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK;
+}
+
+static void close_side(side *s)
+{
+    bl_checkpoint_close(&s->c);
+    bl_arena_reset(&s->arena);
+}
+
+static void fill_report(const side *s, int level, bl_verify_report *r)
+{
+    r->kind = s->c->kind;
+    r->files = s->c->file_count;
+    r->tensors = s->c->tensor_count;
+    r->files_hashed = s->scan.files_hashed;
+    r->chunks = s->scan.chunks_right;
+    r->bytes = s->scan.bytes;
+    for (size_t i = 0; level >= 3 && s->c->kind != BL_SOURCE_PACKED && i < s->c->file_count; i++) {
+        r->files_unproven += bl_witness_of(&s->witnesses, s->c->files[i].path) == NULL;
+    }
+}
+
+static bl_status verify(const char *path, bl_finder *f, side sides[2], bl_verify_report *report, bl_error *err)
+{
+    const bl_verify_options *o = f->o;
+    bool values = o->against != NULL;
+    BL_TRY(open_side(&sides[0], path, f, err));
+    BL_TRY(scan_side(&sides[0], f, true, values, err));
+    fill_report(&sides[0], o->level, report);
+    if (!values) {
+        return BL_OK;
+    }
+    BL_TRY(open_side(&sides[1], o->against, f, err));
+    BL_TRY(scan_side(&sides[1], f, false, true, err));
+    report->bytes += sides[1].scan.bytes;
+    report->compared = bl_compare(f, &sides[0].scan, &sides[1].scan);
+    return BL_OK;
+}
+
+bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_report *report, bl_error *err)
+{
+    bl_finder f = {.o = o};
+    side sides[2] = {0};
+    double start = now();
+    *report = (bl_verify_report){0};
+    pthread_mutex_init(&f.lock, NULL);
+    bl_status s = verify(path, &f, sides, report, err);
+    close_side(&sides[0]);
+    close_side(&sides[1]);
+    pthread_mutex_destroy(&f.lock);
+    report->findings = f.count;
+    report->seconds = now() - start;
+    return s == BL_OK && f.count ? BL_E_FINDING : s;
+}

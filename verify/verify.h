@@ -1,0 +1,54 @@
+/* Proving a folder: levels 0 to 3, every problem named, and comparison of two models by their values.
+ *
+ *   0 names      every tensor in exactly the shard the index or manifest names; nothing missing, doubled or stray
+ *   1 structure  strict safetensors headers, sizes, manifests that agree with the files
+ *   2 semantic   tensors against the config, scale pairing and grids, no NaN code, no NaN scale, finite F32 and BF16,
+ *                quantization_config exactly when there are quantised weights
+ *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; in a packed model every
+ *                8 MiB chunk of every tensor against the manifest
+ *
+ * Levels include the lower ones. Levels 2 and 3 read everything once; memory does not depend on sizes. */
+#ifndef BL_VERIFY_VERIFY_H
+#define BL_VERIFY_VERIFY_H
+
+#include "formats/checkpoint.h"
+
+/* One problem. Strings are borrowed for the call. */
+typedef struct bl_finding {
+    int level;          /* at which it shows; -1: the comparison */
+    const char *path;   /* file or folder */
+    const char *tensor; /* "" when none */
+    int64_t begin, end; /* byte range in path; -1 when none */
+    const char *message;
+} bl_finding;
+
+typedef struct bl_verify_options {
+    int level;           /* 0..3 */
+    int jobs;            /* threads; <= 0 = chosen */
+    unsigned cpu;        /* kernel capability mask */
+    const char *against; /* another checkpoint to compare values with; NULL = none */
+    void (*on_finding)(void *arg, const bl_finding *f); /* one at a time, from any thread */
+    void *arg;
+    bool (*cancelled)(void);                                         /* may be NULL */
+    void (*progress)(void *progress_arg, uint64_t done, uint64_t total); /* may be NULL */
+    void *progress_arg;
+} bl_verify_options;
+
+typedef struct bl_verify_report {
+    bl_source_kind kind;
+    size_t findings;
+    size_t files, tensors;
+    size_t files_hashed;   /* whose SHA-256 was recorded and is right */
+    size_t files_unproven; /* weight files that nothing is recorded for */
+    size_t chunks;         /* chunk digests that are right */
+    size_t compared;       /* weights whose values are equal on both sides */
+    uint64_t bytes;        /* read */
+    double seconds;
+} bl_verify_report;
+
+/* Verify path (HF folder, packed model, single safetensors file). BL_OK: all of it holds. BL_E_FINDING: on_finding has said what
+ * does not. Anything else: path could not be verified at all (missing, not a checkpoint, read error); for a single file a
+ * broken header is BL_E_INPUT. */
+bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_report *report, bl_error *err);
+
+#endif
