@@ -34,7 +34,8 @@ typedef enum bl_access {
 typedef struct bl_region bl_region;
 
 /* n bytes at offset of f, read-only: a shared mapping, or with BL_ACCESS_PREAD a private anonymous buffer filled with
- * large reads. data is aligned like offset modulo 4096 in the mapped form, to 64 in the other. */
+ * large reads. data is aligned like offset modulo 4096 in the mapped form, to 64 in the other. A file
+ * that is cut short while it is mapped raises SIGBUS on access: replace files, never truncate them. */
 bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t n, bl_access access, bl_error *err);
 bl_region *bl_region_ref(bl_region *r);
 void bl_region_close(bl_region **r);

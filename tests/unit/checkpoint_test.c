@@ -466,10 +466,17 @@ static void pad_payload(const char *f)
 {
     shard(f, "rank-0000/rest.safetensors", "{" T4("c", "0,4") "," T4("a", "4,8") "} ", 8);
 }
+static void retype_linked(const char *f)
+{
+    shard(f, "rank-0000/linked.safetensors",
+          "{\"x.b\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[0,4]}," T4("d", "4,8") "}", 8);
+}
 static void move_linked(const char *f)
 {
     shard(f, "rank-0000/linked.safetensors",
-          "{" T4("dd", "0,4") ",\"q\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]}}", 8);
+          "{\"q\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}"
+          "                                                      ",
+          8);
 }
 
 static void test_broken_packed(void **state)
@@ -480,11 +487,11 @@ static void test_broken_packed(void **state)
         {"lose_payload", lose_payload, "rest.safetensors|No such file"},
         {"stray_payload", stray_payload, "more.safetensors|stray"},
         {"rename_tensor", rename_tensor, "rest.safetensors|'a'|missing"},
-        {"rename_tensor2", rename_tensor, "rest.safetensors|'a'"},
         {"retype_tensor", retype_tensor, "'c'|differ"},
         {"move_tensor", move_tensor, "'a'|differ"},
         {"pad_payload", pad_payload, "rest.safetensors|the manifest says"},
-        {"move_linked", move_linked, "linked.safetensors"},
+        {"retype_linked", retype_linked, "linked.safetensors|'b'|has no U8 tensor"},
+        {"move_linked", move_linked, "linked.safetensors|'b'|has no U8 tensor"},
         {"pconfig", bad_config, "config.json|llama"},
     };
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {

@@ -83,7 +83,8 @@ typedef struct change {
 static const change changes[] = {
     {"/model_type", "\"deepseek_v4.1\"", NULL},
     {"/model_type", "\"deepseek_v4\"", "'model_type'|deepseek_v4"},
-    {"/model_type", "3", "'model_type'"},
+    {"/model_type", "3", "'model_type'|string"},
+    {"/model_type", NULL, "'model_type'|missing"},
     {"/text_config", "[]", "'text_config'|object"},
     {"/quantization_config", "1", "'quantization_config'"},
     {"/quantization_config.quant_method", "\"float-quantized\"", "quant_method|fp8"},
@@ -124,6 +125,7 @@ static const change changes[] = {
     {"rope_scaling.rope_type", "\"default\"", NULL},
     {"rope_scaling.rope_type", "\"linear\"", "rope_type|linear"},
     {"rope_scaling.rope_type", NULL, "rope_type"},
+    {"rope_scaling", "{\"type\":\"default\"}", NULL},
     {"rope_scaling.factor", "0", "rope_scaling.factor"},
     {"rope_scaling.factor", NULL, "rope_scaling.factor|missing"},
     {"rope_scaling.beta_fast", "\"x\"", "rope_scaling.beta_fast"},

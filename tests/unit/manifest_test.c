@@ -208,6 +208,7 @@ static void test_broken_global(void **state)
         {"\"tp\":2", "\"tp\":3", "does not add up"},
         {"\"ranks\":8", "\"ranks\":4", "does not add up"},
         {"\"dspark\"", "\"experts\"", "'dropped'"},
+        {"[\"dspark\",\"vision\"]", "{}", "'dropped' is not an array"},
         {"8388608", "4194304", "'chunk_bytes'"},
         {"\"layer\":14", "\"layer\":1", "ascending layers"},
         {"\"9223372036854775807\"", "\"9223372036854775808\"", "multiplier"},
@@ -256,9 +257,34 @@ static void test_broken_rank(void **state)
         {"\"name\":\"layer-00.safetensors\"", "\"name\":\"rank-0000/layer-00.safetensors\"",
          "may not be the name"},
         {"\"tensors\":[", "\"tensors\":[null,", "a tensor is not an object"},
+        {"\"shape\":[2,3000,3000]", "\"shape\":6", "'shape' is not an array"},
+        {"\"chunks\":[]", "\"chunks\":{}", "'chunks' is not an array"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         expect_broken(false, cases[i][0], cases[i][1], cases[i][2]);
+    }
+}
+
+/* Whole members that are of another kind than they should be. */
+static void test_wrong_kinds(void **state)
+{
+    static const char *const cases[][2] = {
+        {"{\"format\":\"baleen-packed-rank\",\"version\":1,\"rank\":0,\"files\":[],\"tensors\":{}}",
+         "'tensors' is not an array"},
+        {"{\"format\":\"baleen-packed-rank\",\"version\":1,\"rank\":0,\"files\":{},\"tensors\":[]}",
+         "'files' is not an array"},
+        {"{\"version\":1}", "'format' is not"},
+        {"[]", "'format' is not"},
+        {"null", "'format' is not"},
+        {"{\"format\":\"baleen-packed-rank\"}", "'version' is not 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bl_arena arena = {0};
+        bl_rank_manifest r;
+        bl_error e = {0};
+        expect_failure(bl_rank_manifest_parse(cases[i][0], strlen(cases[i][0]), "m.json", &arena, &r, &e), &e,
+                       BL_E_INPUT, cases[i][1]);
+        bl_arena_reset(&arena);
     }
 }
 
@@ -289,6 +315,7 @@ int main(void)
                                        cmocka_unit_test(test_writing_refuses_what_reading_would),
                                        cmocka_unit_test(test_broken_global),
                                        cmocka_unit_test(test_broken_rank),
+                                       cmocka_unit_test(test_wrong_kinds),
                                        cmocka_unit_test(test_helpers)};
     return cmocka_run_group_tests(tests, scratch_begin, scratch_end);
 }

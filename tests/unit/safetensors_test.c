@@ -27,7 +27,7 @@ static const hostile headers[] = {
     {"{" A4 "}  x", 4, "something follows"},
     {"{" A4 "} {}", 4, "something follows"},
     {"{" A4, 4, "ends inside an object"},
-    {"{" A4 ",}", 4, "expected a key"},
+    {"{" A4 ",}", 4, "at byte 61: JSON: expected a key"},
     {"{" A4 "," A4 "}", 4, "'a'|duplicate key"},
     {"{" A4 ",\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "'a'|duplicate key"},
     {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4,
@@ -257,6 +257,26 @@ static void test_reads_what_is_legal(void **state)
 }
 
 /* The 4 GiB line: sizes and offsets past 32 bits, in a sparse file. */
+/* Empty tensors share their offset with the one that begins there, whatever their names. */
+static void test_empty_tensors_come_first(void **state)
+{
+    static const char text[] = "{\"m\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+                               "\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+                               "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]},"
+                               "\"y\":{\"dtype\":\"U8\",\"shape\":[0,2],\"data_offsets\":[4,4]}}";
+    bl_arena arena = {0};
+    bl_st_header h;
+    bl_error e = {0};
+    scratch_safetensors(scratch_path("zeros.safetensors"), text, sizeof text - 1, 8);
+    expect_ok(read_path(scratch_path("zeros.safetensors"), &arena, &h, &e), &e);
+    assert_string_equal(h.tensors[0].name, "z");
+    assert_string_equal(h.tensors[3].name, "a");
+    bl_arena_reset(&arena);
+    bl_tensor s = {.name = "a", .file = 1}, t = {.name = "b", .file = 0, .offset = 9};
+    assert_true(bl_tensor_by_place(&s, &t) > 0 && bl_tensor_by_place(&t, &s) < 0 &&
+                bl_tensor_by_place(&s, &s) == 0);
+}
+
 static void test_large_files(void **state)
 {
     static const char text[] =
@@ -308,25 +328,28 @@ static void round_trip(bl_tensor *tensors, size_t count, const char *const *meta
 
 static void test_layout(void **state)
 {
-    static const uint64_t odd[] = {3}, wide[] = {5, 3}, empty[] = {0, 7}, large[] = {64, 64}, half[] = {3, 2};
+    static const uint64_t odd[] = {3}, wide[] = {5, 3}, empty[] = {0, 7}, large[] = {64, 64}, half[] = {3, 2},
+                          one[] = {1};
     bl_tensor t[] = {{.name = "odd", .shape = odd, .ndim = 1, .dtype = BL_DT_U8},
                      {.name = "q\"\\\xc3\xa9", .shape = wide, .ndim = 2, .dtype = BL_DT_F32},
                      {.name = "empty", .shape = empty, .ndim = 2, .dtype = BL_DT_F64},
                      {.name = "scalar", .shape = NULL, .ndim = 0, .dtype = BL_DT_F32},
                      {.name = "large", .shape = large, .ndim = 2, .dtype = BL_DT_BF16},
                      {.name = "nibbles", .shape = half, .ndim = 2, .dtype = BL_DT_F4},
-                     {.name = "i64", .shape = odd, .ndim = 1, .dtype = BL_DT_I64}};
+                     {.name = "i64", .shape = odd, .ndim = 1, .dtype = BL_DT_I64},
+                     {.name = "pair", .shape = one, .ndim = 1, .dtype = BL_DT_BF16}};
     static const char *const metadata[] = {"format", "pt", "note", "a \"quoted\"\nline\x01"};
     bl_arena arena = {0};
     bl_st_header h;
-    round_trip(t, 7, metadata, 2, 4096, 0, &arena, &h);
+    round_trip(t, 8, metadata, 2, 4096, 0, &arena, &h);
     assert_string_equal(h.tensors[0].name, "large");
     assert_string_equal(h.tensors[1].name, "i64");
     assert_string_equal(h.tensors[2].name, "empty");
     assert_string_equal(h.metadata[3], metadata[3]);
-    round_trip(t, 7, NULL, 0, 8, 1, &arena, &h);
+    round_trip(t, 8, NULL, 0, 8, 1, &arena, &h);
     assert_string_equal(h.tensors[0].name, "odd");
     assert_string_equal(h.tensors[6].name, "i64");
+    assert_string_equal(h.tensors[7].name, "pair");
     round_trip(t, 0, NULL, 0, 2 << 20, 0, &arena, &h);
     bl_arena_reset(&arena);
 }
@@ -360,6 +383,9 @@ static void test_layout_refuses(void **state)
     bl_error_clear(&e);
     expect_failure(bl_st_layout(twice, 1, NULL, 0, 12, 0, &arena, &header, &a, &b, &e), &e, BL_E_INTERNAL,
                    "alignment");
+    bl_error_clear(&e);
+    expect_failure(bl_st_layout(twice, 1, NULL, 0, 1u << 27, 0, &arena, &header, &a, &b, &e), &e, BL_E_INPUT,
+                   "the most is 100000000");
     static const char *const metadata[] = {"k", "1", "k", "2"};
     bl_error_clear(&e);
     expect_failure(bl_st_layout(twice, 1, metadata, 2, 8, 0, &arena, &header, &a, &b, &e), &e, BL_E_INPUT,
@@ -387,6 +413,7 @@ int main(void)
                                        cmocka_unit_test(test_says_what_it_is_instead),
                                        cmocka_unit_test(test_caps_on_names_and_dimensions),
                                        cmocka_unit_test(test_reads_what_is_legal),
+                                       cmocka_unit_test(test_empty_tensors_come_first),
                                        cmocka_unit_test(test_large_files),
                                        cmocka_unit_test(test_layout),
                                        cmocka_unit_test(test_layout_refuses),

@@ -44,6 +44,8 @@ static void test_everything_unprintable_is_escaped(void **state)
         {"a\nb\x1b[0m", "a\\x0ab\\x1b[0m"},
         {"caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x90\x8b", "caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x90\x8b"},
         {"\xc3", "\\xc3"},
+        {"\xc3x", "\\xc3x"},
+        {"\xe2\x82x", "\\xe2\\x82x"},
         {"\xc0\xaf", "\\xc0\\xaf"},                   /* overlong */
         {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* surrogate */
         {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* past U+10FFFF */
