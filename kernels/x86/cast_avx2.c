@@ -92,18 +92,18 @@ static inline __attribute__((always_inline)) int fp8_blocks(uint16_t *out, const
                                                             int64_t blocks, int stream)
 {
     const __m256i field = _mm256_set1_epi16((short)0xbf80), nan = _mm256_set1_epi8(0x7f);
-    __m256i found = _mm256_setzero_si256();
+    __m256i most = _mm256_setzero_si256();
     for (int64_t b = 0; b < blocks; b++) {
         __builtin_prefetch(codes + 32 * b + AHEAD);
         __m256i c = _mm256_loadu_si256((const __m256i *)(codes + 32 * b));
         __m256 f = _mm256_castsi256_ps(_mm256_set1_epi32((scale[b] + 8) << 23));
         __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 1), field);
         __m256i odd = _mm256_and_si256(_mm256_srai_epi16(c, 1), field);
-        found = _mm256_or_si256(found, _mm256_cmpeq_epi8(_mm256_and_si256(c, nan), nan));
+        most = _mm256_max_epu8(most, _mm256_and_si256(c, nan));
         store(out + 32 * b, scale_pairs(_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), f), stream);
         store(out + 32 * b + 16, scale_pairs(_mm256_extracti128_si256(even, 1), _mm256_extracti128_si256(odd, 1), f), stream);
     }
-    return !_mm256_testz_si256(found, found);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan)) != 0;
 }
 
 /* Two blocks of packed codes, one in each 128-bit lane, and their scale bytes, the first in the low byte: a nibble is looked up in its block's sixteen low and sixteen high bytes.
