@@ -51,13 +51,20 @@ static float log_weight(float logit, float max, float temperature)
     return logit == max ? 0 : (logit - max) / temperature;
 }
 
-float bl_logprob(const float *logits, int n, float temperature, int token)
+void bl_logprobs(const float *logits, int n, float temperature, const int32_t *tokens, int count, float *out)
 {
     int best = largest(logits, n);
-    if (best < 0)
-        return -INFINITY;
-    float max = logits[best], t = temperature < GREEDY_BELOW ? 1 : temperature;
-    return (float)((double)log_weight(logits[token], max, t) - log(total_weight(logits, n, max, t)));
+    float max = best < 0 ? 0 : logits[best], t = temperature < GREEDY_BELOW ? 1 : temperature;
+    double total = best < 0 ? 1 : log(total_weight(logits, n, max, t));
+    for (int i = 0; i < count; i++)
+        out[i] = (float)((double)log_weight(logits[tokens[i]], max, t) - total);
+}
+
+float bl_logprob(const float *logits, int n, float temperature, int token)
+{
+    float out;
+    bl_logprobs(logits, n, temperature, &(int32_t){token}, 1, &out);
+    return out;
 }
 
 /* ---- a heap of ids, the heaviest on top, ties to the lower id */

@@ -19,8 +19,9 @@ typedef struct bl_sampling {
  * (temperature 1 when greedy). */
 int bl_sample(const float *logits, int n, const bl_sampling *s, uint64_t position, void *scratch, float *logprob);
 
-/* log softmax(logits / temperature) of one token (temperature below 1e-6 counts as 1), as bl_sample reports it; -INFINITY for a token
- * whose logit is NaN. */
+/* log softmax(logits / temperature) of some tokens (temperature below 1e-6 counts as 1), as bl_sample reports it; -INFINITY for a token
+ * whose logit is NaN. One pass over the logits for all. */
+void bl_logprobs(const float *logits, int n, float temperature, const int32_t *tokens, int count, float *out);
 float bl_logprob(const float *logits, int n, float temperature, int token);
 
 /* Ids of the k largest logits, largest first, ties by lower id, NaN left out; returns how many (at most k and n). */

@@ -84,8 +84,7 @@ static void sample_one(void *arg, int64_t item, int worker)
     o->top_count = 0;
     if (j->logprobs && j->top_logprobs > 0 && o->id >= 0) {
         o->top_count = bl_top_logits(logits, s->vocab, j->top_logprobs, o->top);
-        for (int i = 0; i < o->top_count; i++)
-            o->top_logprob[i] = bl_logprob(logits, s->vocab, j->sampling.temperature, o->top[i]);
+        bl_logprobs(logits, s->vocab, j->sampling.temperature, o->top, o->top_count, o->top_logprob);
     }
 }
 

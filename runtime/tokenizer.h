@@ -32,7 +32,7 @@ typedef struct bl_ids {
 } bl_ids;
 
 /* Append the ids of text[0..n) (valid UTF-8, else BL_E_INPUT). Added tokens in the text become their ids when added is
- * true (as the reference does); no BOS is added. O(n log n) for any input. */
+ * true (as the reference does); no BOS is added. O(n log n) for any input. After a failure out holds what came before it. */
 bl_status bl_tokenizer_encode(const bl_tokenizer *t, const char *text, size_t n, bool added, bl_ids *out, bl_error *err);
 
 /* Streaming detokeniser: push ids, take complete UTF-8. */

@@ -154,6 +154,11 @@ static void test_logprob(void **state)
         assert_true(fabs((double)lp - log(sqrt((double)share[rank]) / total)) < 1e-6);
         assert_true(lp == bl_logprob(logits, 8, 2, t));
     }
+    const float odd[3] = {0, NAN, 0}, none[1] = {NAN};
+    float out[3];
+    bl_logprobs(odd, 3, 1, (const int32_t[]){2, 1, 0}, 3, out);
+    assert_true(fabsf(out[0] + 0.6931472f) < 1e-6f && out[2] == out[0] && isinf(out[1]) && out[1] < 0);
+    assert_true(isinf(bl_logprob(none, 1, 1, 0)));
 }
 
 static void test_top_logits(void **state)
