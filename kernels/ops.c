@@ -32,6 +32,7 @@ void bl_op_init(bl_op_kernels *t, unsigned cpu)
     };
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_op_init_avx2(t);
+    if (cpu & BL_CPU_AVX512) bl_op_init_avx512(t);
 #else
     (void)cpu;
 #endif
