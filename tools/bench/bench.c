@@ -14,6 +14,7 @@ static const struct {
 } benches[] = {
     {"cast", bench_cast, "fp4 and fp8 weights to bf16 in memory, beside the copy rate"},
     {"ceilings", bench_ceilings, "what this machine can do: copy, read, hash, multiply-add, write"},
+    {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
 };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
