@@ -137,6 +137,12 @@ static void test_tool_results(void **state)
     /* Text between results stays where it is; an unknown id counts as the first call. */
     expect(ASKED RESULT("B", "2") ",{\"role\":\"user\",\"content\":\"t\"}," RESULT("?", "3") "," RESULT("A", "1") "]}", BL_CHAT_END_ANSWER,
            BOTH R("3") "\n\nt\n\n" R("1") "\n\n" R("2") ASST "</think>");
+    /* The last call of an id is the one that counts. */
+    expect("{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[" CALL("A", "f", "\"{}\"") "," CALL("B", "g", "\"{}\"") "," CALL(
+               "A", "h", "\"{}\"") "]}," RESULT("A", "1") "," RESULT("B", "2") "]}",
+           BL_CHAT_END_ANSWER,
+           BOS "\n\n<" DSML " calls>\n" INVOKE("f", "") "\n" INVOKE("g", "") "\n" INVOKE("h", "") "\n</" DSML " calls>" EOS USER R("2") "\n\n" R(
+               "1") ASST "</think>");
     expect("{\"messages\":[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]}",
            BL_CHAT_END_ANSWER, BOS USER R("a\n\nb") ASST "</think>");
 }

@@ -210,6 +210,13 @@ static void test_stops(void **state)
     expect(o, "</think>a\n\n" OPEN, "R[]A[a]"); /* a stop string of line breaks comes before a block */
     expect(o, "a\n\nb</think>" OPEN INVOKE("f") PARAM("x", "true", "STOP\n\n") END_INVOKE CLOSE, "R[a\n\nb]A[]C[/f {\"x\": \"STOP\\n\\n\"}].");
 
+    const char *overlapping[] = {"aabaaad"};
+    o.stops = overlapping;
+    o.stop_count = 1;
+    expect(o, "</think>aabaaabaaad", "R[]A[aaba]");
+    o.stops = stops;
+    o.stop_count = 5;
+
     bl_parser *p = start(o);
     assert_int_equal(bl_parser_section(p), BL_SECTION_REASONING);
     assert_int_equal(bl_parser_push_text(p, "r</think>x STOP", 15), BL_OK);
