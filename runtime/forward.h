@@ -4,6 +4,8 @@
 
 #include "formats/checkpoint.h"
 #include "formats/pool.h"
+#include "kernels/linear.h"
+#include "kernels/ops.h"
 #include "runtime/engram.h"
 #include "runtime/tokenizer.h"
 
@@ -18,6 +20,8 @@ typedef struct bl_model_options {
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
     bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */
+    /* For tests that prove the parity checks: may replace CPU kernels before anything runs. NULL = none. */
+    void (*adjust)(bl_linear_kernels *linear, bl_op_kernels *ops);
 } bl_model_options;
 
 /* Open a packed model, a released HF folder or a BF16 cast. Every weight the text model needs is found and its dtype and
@@ -49,18 +53,27 @@ typedef struct bl_span {
     int64_t logits_from; /* logits wanted for tokens [logits_from, count) of this span; count = none */
 } bl_span;
 
-/* Parity hooks: called with intermediates by golden-file name ("layers.3.attn.out"); inject may overwrite them. */
+/* An intermediate on its way: data [shape[0], ...] in host memory, BF16, F32, I32 or I64. */
+typedef struct bl_hook_value {
+    const char *name; /* as in the golden files: "layers.3.attn.out" */
+    void *data;
+    bl_dtype dtype;
+    int ndim;
+    int64_t shape[3]; /* shape[0] = tokens of this pass, in batch order */
+} bl_hook_value;
+
+/* Parity hooks. visit is called for every intermediate once it is computed, pass by pass (a call of bl_forward may take several);
+ * what it changes in data is what the forward pass goes on with. NULL = no hooks. */
 typedef struct bl_hooks {
     void *arg;
-    /* After `name` is computed for the whole batch: data [rows, cols] of float (is_float) or int32. Change it in place to
-     * inject. Values are in batch order. NULL = no hooks. */
-    void (*visit)(void *arg, const char *name, void *data, int64_t rows, int64_t cols, bool is_float);
+    void (*visit)(void *arg, const bl_hook_value *v);
 } bl_hooks;
 
 /* A forward pass over any mix of spans of distinct sequences. Appends the tokens to their sequences. logits receives
  * [wanted, vocab] fp32 rows in span order. A token's result does not depend, to the bit, on what else is in the batch, on
- * how a sequence is cut into calls, or on threads. One call at a time per model. On failure no sequence has changed.
- * Batches may be of any size; the implementation works in passes that bound its scratch. */
+ * how a sequence is cut into calls, or on threads. One call at a time per model; sequences may be created, reset and destroyed by
+ * other threads meanwhile, if they are not in the batch. On failure no sequence has changed. Batches may be of any size; the
+ * implementation works in passes that bound its scratch. BL_E_USAGE names a token id or position that is out of range. */
 bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err);
 
 #endif

@@ -1,0 +1,118 @@
+/* The operations a forward pass is made of, and the memory they work on. runtime/forward calls nothing else, so that a backend
+ * for another device needs no change there. Pointers marked "device" are addresses in the backend's memory: only the backend
+ * may follow them. bf16 is uint16_t; T = tokens of the pass, D = hidden size, S = 4 streams, d = head dimension.
+ *
+ * Operations may run asynchronously but take effect in the order of the calls; what fails is reported by end(). Results are
+ * those of the C references in kernels/, whatever the split of tokens, rows or heads: none depends on the other tokens. */
+#ifndef BL_RUNTIME_BACKEND_H
+#define BL_RUNTIME_BACKEND_H
+
+#include "formats/config.h"
+#include "formats/pool.h"
+#include "kernels/linear.h"
+#include "kernels/ops.h"
+#include "runtime/shard.h"
+#include "runtime/weights.h"
+
+struct bl_cache;
+
+/* Consecutive tokens of one sequence within a pass. */
+typedef struct bl_pass_span {
+    const struct bl_cache *cache;
+    int64_t first; /* its first token in the pass */
+    int64_t count;
+    int64_t start; /* that token's position */
+} bl_pass_span;
+
+/* What a pass computes. Host memory, valid until end(). */
+typedef struct bl_pass {
+    int64_t tokens;
+    const int32_t *ids;      /* [tokens] */
+    const int64_t *position; /* [tokens] */
+    const int32_t *span_of;  /* [tokens] */
+    const bl_pass_span *spans;
+    int64_t span_count;
+    int64_t *engram_rows; /* [Engram layers][.. tokens ..][columns] table rows, engram_stride from layer to layer */
+    int64_t engram_columns, engram_stride;
+    const bl_weights *weights;
+} bl_pass;
+
+typedef struct bl_backend bl_backend;
+struct bl_backend {
+    const char *name;
+    void (*destroy)(bl_backend *b);
+
+    /* ---- memory: device addresses aligned to 64 bytes, contents undefined; NULL when there is no more. Thread-safe. */
+    void *(*alloc)(bl_backend *b, uint64_t bytes);
+    void (*release)(bl_backend *b, void *device); /* NULL is fine */
+    void (*upload)(bl_backend *b, void *device, const void *host, uint64_t bytes);
+    void (*download)(bl_backend *b, void *host, const void *device, uint64_t bytes);
+    /* Device address of a weight's bytes at host, which stay mapped as long as the backend lives; align is what the kernels
+     * need (a power of two). A copy is made only where the bytes cannot be used in place; the backend owns it. */
+    bl_status (*import)(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err);
+
+    /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. */
+    bl_status (*begin)(bl_backend *b, const bl_pass *p, bl_error *err);
+    bl_status (*end)(bl_backend *b, bl_error *err);
+
+    /* ---- the streams
+     * x [T, D] = embedding rows of the tokens; zero for ids outside this rank's vocabulary range. */
+    void (*embed)(bl_backend *b, const bl_pass *p, uint16_t *x);
+    /* H [T, S, D] = S copies of x; pre [T, S] = 1, 0, 0, 0. */
+    void (*fan_out)(bl_backend *b, const bl_pass *p, uint16_t *H, float *pre, const uint16_t *x);
+    /* Mixing coefficients of H: pre, post [T, S], comb [T, S, S] fp32. */
+    void (*mix)(bl_backend *b, const bl_pass *p, const bl_mixing *m, const uint16_t *H, float *pre, float *post, float *comb);
+    /* x [T, D] = rmsnorm(collapse(H, pre)). */
+    void (*collapse)(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uint16_t *x, const uint16_t *H, const float *pre);
+    /* H = expand(y, H, post, comb), in place. */
+    void (*expand)(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb);
+    /* y [T, D] = bf16(partial [T, D]): after the exchange of partial sums. */
+    void (*round)(bl_backend *b, const bl_pass *p, uint16_t *y, const float *partial);
+
+    /* ---- attention
+     * qr [T, q_lora] = norm of the query's down projection; q [T, heads, d] = its up projection, rotated; kv = the tokens' packed
+     * window rows [T, row bytes], not yet in the ring: a chunk may overwrite what its first tokens still attend to. */
+    void (*project_in)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, uint16_t *qr, uint16_t *q,
+                       uint8_t *kv);
+    /* KV sources: the latents and index keys that these tokens complete go to the pages, an even last token to open. */
+    void (*compress)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x);
+    /* Index sources: selected [T, index_topk] = chosen entries ascending, then -1. candidates [T, candidate_topk_blocks] =
+     * blocks, likewise, is written by a publisher and read by layers that are filtered. */
+    void (*select)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const uint16_t *qr, int32_t *selected,
+                   int32_t *candidates);
+    /* o [T, heads, d] = sparse attention over window, then selected entries, rotated back. */
+    void (*attend)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *q, const uint8_t *kv,
+                   const int32_t *selected, uint16_t *o);
+    /* kv to the rings. */
+    void (*store_window)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint8_t *kv);
+    /* partial [T, D] fp32 = wo_b of the grouped wo_a products. */
+    void (*project_out)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *o, float *partial);
+
+    /* ---- experts: ids, gates [T, k], best first; partial [T, D] fp32 = this rank's experts ascending by id, then the shared
+     * one. */
+    void (*route)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, int32_t *ids, float *gates);
+    void (*experts)(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates,
+                    float *partial);
+
+    /* ---- Engram: e [T, columns * width] = table rows; then their gated projection is added to H in place. */
+    void (*engram_rows)(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *e);
+    void (*engram)(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *H, const uint16_t *e);
+
+    /* ---- head: logits [count, vocab] fp32 (HOST memory, this rank's vocabulary range at its place) of the count tokens
+     * listed, from their streams. */
+    void (*head)(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre, const int64_t *tokens, int64_t count,
+                 float *logits);
+};
+
+/* What a CPU backend may be told. */
+typedef struct bl_cpu_options {
+    unsigned cpu;       /* capability mask; 0 = plain C */
+    int64_t max_tokens; /* of a pass: bounds its scratch */
+    bl_pool *pool;      /* borrowed */
+    /* For tests that prove the parity checks: may replace kernels before anything runs. NULL = none. */
+    void (*adjust)(bl_linear_kernels *linear, bl_op_kernels *ops);
+} bl_cpu_options;
+
+bl_status bl_backend_cpu(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cpu_options *o, bl_error *err);
+
+#endif

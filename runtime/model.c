@@ -1,0 +1,220 @@
+#include "runtime/model.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bl_status out_of_memory(bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the model's working buffers");
+}
+
+/* ---- scratch */
+
+static int64_t engram_columns(const bl_config *c)
+{
+    return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
+}
+
+static bl_status allocate_device(bl_model *m, bl_error *err)
+{
+    const bl_config *c = &m->config;
+    const uint64_t T = BL_PASS_TOKENS, D = (uint64_t)c->hidden_size, S = BL_HC_MULT;
+    const uint64_t query = (uint64_t)m->shard.heads.count * (uint64_t)c->head_dim;
+    bl_scratch *s = &m->scratch;
+    const struct {
+        void *at;
+        uint64_t bytes; /* for a token */
+    } buffers[] = {
+        {&s->streams, S * D * 2},
+        {&s->x, D * 2},
+        {&s->y, D * 2},
+        {&s->qr, (uint64_t)c->q_lora_rank * 2},
+        {&s->q, query * 2},
+        {&s->o, query * 2},
+        {&s->e, (uint64_t)engram_columns(c) * (uint64_t)c->engram_head_dim * 2},
+        {&s->kv, bl_window_row_bytes(c->head_dim)},
+        {&s->pre[0], S * 4},
+        {&s->pre[1], S * 4},
+        {&s->post, S * 4},
+        {&s->comb, S * S * 4},
+        {&s->partial, D * 4},
+        {&s->gates, (uint64_t)c->num_experts_per_tok * 4},
+        {&s->selected, (uint64_t)c->index_topk * 4},
+        {&s->candidates, (uint64_t)c->candidate_topk_blocks * 4},
+        {&s->experts, (uint64_t)c->num_experts_per_tok * 4},
+    };
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        void *p = m->backend->alloc(m->backend, T * buffers[i].bytes);
+        if (!p) return out_of_memory(err);
+        memcpy(buffers[i].at, &p, sizeof p);
+    }
+    return BL_OK;
+}
+
+static void release_device(bl_model *m)
+{
+    bl_scratch *s = &m->scratch;
+    void *buffers[] = {s->streams, s->x,    s->y,    s->qr,      s->q,     s->o,        s->e,          s->kv,     s->pre[0],
+                       s->pre[1],  s->post, s->comb, s->partial, s->gates, s->selected, s->candidates, s->experts};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) m->backend->release(m->backend, buffers[i]);
+}
+
+static bl_status allocate_host(bl_model *m, bl_error *err)
+{
+    const size_t T = BL_PASS_TOKENS;
+    bl_scratch *s = &m->scratch;
+    s->ids = calloc(T, sizeof *s->ids);
+    s->span_of = calloc(T, sizeof *s->span_of);
+    s->position = calloc(T, sizeof *s->position);
+    s->wanted = calloc(T, sizeof *s->wanted);
+    s->spans = calloc(T, sizeof *s->spans);
+    s->engram_rows = calloc(T * (size_t)(engram_columns(&m->config) * m->config.engram_count + 1), sizeof *s->engram_rows);
+    return s->ids && s->span_of && s->position && s->wanted && s->spans && s->engram_rows ? BL_OK : out_of_memory(err);
+}
+
+static void release_host(bl_scratch *s)
+{
+    free(s->ids);
+    free(s->span_of);
+    free(s->position);
+    free(s->wanted);
+    free(s->spans);
+    free(s->engram_rows);
+}
+
+bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err)
+{
+    BL_TRY(bl_pool_create(&m->pool, o->threads, err));
+    const bl_cpu_options cpu = {.cpu = o->cpu, .max_tokens = BL_PASS_TOKENS, .pool = m->pool, .adjust = o->adjust};
+    BL_TRY(bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err));
+    BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, err));
+    BL_TRY(allocate_device(m, err));
+    m->comm = bl_comm_single();
+    return allocate_host(m, err);
+}
+
+/* ---- opening */
+
+static bl_status open_tokenizer(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
+{
+    char file[4096];
+    const bool needed = o->need_tokenizer || m->config.engram_count > 0;
+    if ((size_t)snprintf(file, sizeof file, "%s/tokenizer.json", path) >= sizeof file)
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "the path is too long");
+    if (!needed && access(file, F_OK) != 0) return BL_OK;
+    BL_TRY(bl_tokenizer_open(&m->tokenizer, file, err));
+    if (m->config.engram_count == 0) return BL_OK;
+    if (bl_tokenizer_size(m->tokenizer) < m->config.vocab_size)
+        return bl_fail(err, BL_E_INPUT, file, NULL, -1, "has %d ids, vocab_size is %d: Engram needs a class for each",
+                       bl_tokenizer_size(m->tokenizer), m->config.vocab_size);
+    bl_error e = {0};
+    bl_status s = bl_engram_create(&m->engram, &m->config, m->tokenizer, &e);
+    return s == BL_OK ? BL_OK : bl_fail(err, s, path, e.tensor[0] ? e.tensor : NULL, -1, "%s", e.message);
+}
+
+static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *err)
+{
+    if (c->kind == BL_SOURCE_FILE)
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is a file: a model is a folder with config.json and weights");
+    if (c->kind == BL_SOURCE_PACKED && c->manifest->ranks != 1)
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "was packed for %d ranks; it can be run packed for one (see baleen merge)",
+                       c->manifest->ranks);
+    return BL_OK;
+}
+
+static bl_status open_model(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
+{
+    BL_TRY(bl_checkpoint_open(&m->checkpoint, path, NULL, err));
+    BL_TRY(check_kind(m->checkpoint, path, err));
+    m->config = m->checkpoint->config;
+    m->shard = bl_shard_single(&m->config);
+    BL_TRY(bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, err));
+    BL_TRY(open_tokenizer(m, path, o, err));
+    BL_TRY(bl_model_prepare(m, o, err));
+    return bl_weights_load(&m->weights, m->checkpoint, o->access, m->backend, err);
+}
+
+bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err)
+{
+    bl_model *m = calloc(1, sizeof *m);
+    *out = NULL;
+    if (!m) return out_of_memory(err);
+    bl_status s = open_model(m, path, options, err);
+    if (s != BL_OK) bl_model_close(&m);
+    *out = m;
+    return s;
+}
+
+void bl_model_close(bl_model **model)
+{
+    bl_model *m = *model;
+    if (!m) return;
+    if (m->backend) release_device(m);
+    release_host(&m->scratch);
+    bl_page_pool_destroy(&m->pages);
+    if (m->backend) m->backend->destroy(m->backend);
+    if (m->comm) m->comm->destroy(m->comm);
+    bl_pool_destroy(&m->pool);
+    bl_weights_destroy(&m->weights);
+    bl_engram_destroy(&m->engram);
+    bl_tokenizer_close(&m->tokenizer);
+    bl_checkpoint_close(&m->checkpoint);
+    free(m);
+    *model = NULL;
+}
+
+const bl_config *bl_model_config(const bl_model *m)
+{
+    return &m->config;
+}
+
+const bl_tokenizer *bl_model_tokenizer(const bl_model *m)
+{
+    return m->tokenizer;
+}
+
+bl_pool *bl_model_pool(const bl_model *m)
+{
+    return m->pool;
+}
+
+/* ---- sequences */
+
+bl_status bl_sequence_create(bl_sequence **out, bl_model *m, bl_error *err)
+{
+    *out = NULL;
+    bl_sequence *s = calloc(1, sizeof *s);
+    if (!s) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for a sequence");
+    s->model = m;
+    bl_status status = bl_cache_init(&s->cache, &m->config, m->shard.layers.count, &m->pages, err);
+    if (status != BL_OK) bl_sequence_destroy(&s);
+    *out = s;
+    return status;
+}
+
+void bl_sequence_destroy(bl_sequence **s)
+{
+    if (!*s) return;
+    bl_cache_destroy(&(*s)->cache);
+    free(*s);
+    *s = NULL;
+}
+
+int64_t bl_sequence_length(const bl_sequence *s)
+{
+    return s->length;
+}
+
+void bl_sequence_reset(bl_sequence *s)
+{
+    bl_cache_reset(&s->cache);
+    s->length = 0;
+}
+
+uint64_t bl_sequence_bytes(const bl_model *m, int64_t n)
+{
+    return bl_cache_bytes(&m->config, m->shard.layers.count, n);
+}

@@ -1,0 +1,56 @@
+/* What is behind bl_model and bl_sequence. For the runtime itself, and for benchmarks that make up a model in memory. */
+#ifndef BL_RUNTIME_MODEL_H
+#define BL_RUNTIME_MODEL_H
+
+#include "runtime/backend.h"
+#include "runtime/cache.h"
+#include "runtime/comm.h"
+#include "runtime/forward.h"
+#include "runtime/weights.h"
+
+/* Tokens of one pass at most: enough that reading an expert's weights is shared by several tokens, few enough that scratch stays
+ * in the hundreds of megabytes at real widths. */
+enum { BL_PASS_TOKENS = 512 };
+
+/* Buffers of a pass, sized for BL_PASS_TOKENS when the model is opened. Shapes as in backend.h. */
+typedef struct bl_scratch {
+    /* device */
+    uint16_t *streams, *x, *y, *qr, *q, *o, *e;
+    uint8_t *kv;
+    float *pre[2], *post, *comb, *partial, *gates;
+    int32_t *selected, *candidates, *experts;
+    /* host */
+    int32_t *ids, *span_of;
+    int64_t *position, *wanted, *engram_rows;
+    bl_pass_span *spans;
+} bl_scratch;
+
+struct bl_model {
+    bl_checkpoint *checkpoint;
+    bl_config config;
+    bl_shard shard;
+    bl_weights weights;
+    bl_tokenizer *tokenizer;
+    bl_engram *engram;
+    bl_pool *pool;
+    bl_backend *backend;
+    bl_comm *comm;
+    bl_page_pool pages;
+    bl_scratch scratch;
+};
+
+struct bl_sequence {
+    bl_model *model;
+    bl_cache cache;
+    int64_t length;
+    bool in_batch; /* while bl_forward looks for sequences that occur twice */
+};
+
+/* Pool, backend, page pool and scratch for m->config and m->shard. adjust as in bl_cpu_options. */
+bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err);
+
+/* One pass through the backbone and the head for the wanted tokens (indexes into the pass). */
+bl_status bl_run_pass(bl_model *m, const bl_pass *p, const int64_t *wanted, int64_t wanted_count, float *logits,
+                      const bl_hooks *hooks, bl_error *err);
+
+#endif

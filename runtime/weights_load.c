@@ -1,0 +1,170 @@
+/* From tensors found to addresses: mapping, and the few weights whose stored form no kernel takes. */
+#include "runtime/backend.h"
+
+#include "kernels/cast.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { K_BLOCK = 32 }; /* kernels/linear.h walks K in blocks of this */
+
+/* Tensors of a file that are closer than this share a region. Between the small Engram tensors lie whole tables. */
+#define MERGE_GAP ((uint64_t)16 << 20)
+
+typedef struct loader {
+    bl_weights *w;
+    const bl_checkpoint *c;
+    bl_backend *b;
+    bl_error *err;
+} loader;
+
+static bl_status out_of_memory(const loader *l)
+{
+    return bl_fail(l->err, BL_E_NOMEM, l->c->path, NULL, -1, "out of memory while loading weights");
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const bl_handle *h = a, *k = b;
+    if (h->host != k->host) return h->host - k->host;
+    return bl_tensor_by_place(h->tensor, k->tensor);
+}
+
+/* Map [offset, end) of a file for the handles [first, last). */
+static bl_status open_region(loader *l, size_t first, size_t last, uint64_t end, bl_access access)
+{
+    bl_weights *w = l->w;
+    const bl_tensor *t = w->handles[first].tensor;
+    bl_region **p = realloc(w->regions, (w->region_count + 1) * sizeof(bl_region *));
+    if (!p) return out_of_memory(l);
+    w->regions = p;
+    bl_region *r;
+    BL_TRY(bl_region_open(&r, l->c->files[t->file].file, t->offset, end - t->offset, access, l->err));
+    w->regions[w->region_count++] = r;
+    for (size_t i = first; i < last; i++)
+        w->handles[i].stored = bl_region_data(r) + (w->handles[i].tensor->offset - t->offset);
+    return BL_OK;
+}
+
+static bl_status map_files(loader *l, bl_access access)
+{
+    bl_weights *w = l->w;
+    qsort(w->handles, w->handle_count, sizeof *w->handles, by_place);
+    for (size_t i = 0, next; i < w->handle_count; i = next) {
+        const bl_handle *h = &w->handles[i];
+        uint64_t end = h->tensor->offset + h->tensor->nbytes;
+        for (next = i + 1; next < w->handle_count && !h->host; next++) {
+            const bl_handle *k = &w->handles[next];
+            if (k->host || k->tensor->file != h->tensor->file || k->tensor->offset > end + MERGE_GAP) break;
+            if (k->tensor->offset + k->tensor->nbytes > end) end = k->tensor->offset + k->tensor->nbytes;
+        }
+        BL_TRY(open_region(l, i, next, end, h->host ? BL_ACCESS_MMAP : access));
+    }
+    return BL_OK;
+}
+
+static size_t alignment(bl_weight_kind kind)
+{
+    return kind == BL_W_BF16 ? sizeof(uint16_t) : kind == BL_W_F32 ? sizeof(float) : 1;
+}
+
+static void set_views(const bl_handle *h, const void *address)
+{
+    const uint64_t stride = h->tensor->nbytes / (uint64_t)h->count;
+    for (int i = 0; i < h->count; i++) {
+        bl_matrix *m = (bl_matrix *)((char *)h->view + (size_t)i * h->view_step);
+        const uint8_t *at = (const uint8_t *)address + (uint64_t)i * stride;
+        if (h->scale) m->scale = at;
+        else m->codes = at;
+    }
+}
+
+static bl_status load_handle(loader *l, const bl_handle *h)
+{
+    const void *address = h->stored;
+    const size_t align = h->scale ? 1 : alignment(h->view->kind);
+    if (!h->host) BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
+    set_views(h, address);
+    return BL_OK;
+}
+
+/* Host memory that lives as long as the weights. */
+static bl_status keep_copy(loader *l, uint64_t bytes, void **out)
+{
+    bl_weights *w = l->w;
+    void **p = realloc(w->copies, (w->copy_count + 1) * sizeof *p);
+    if (!p) return out_of_memory(l);
+    w->copies = p;
+    *out = calloc(1, bytes);
+    if (!*out) return out_of_memory(l);
+    w->copies[w->copy_count++] = *out;
+    return BL_OK;
+}
+
+static const uint8_t *stored_bytes(const loader *l, const bl_matrix *view)
+{
+    for (size_t i = 0; i < l->w->handle_count; i++)
+        if (l->w->handles[i].view == view && !l->w->handles[i].scale) return l->w->handles[i].stored;
+    return NULL;
+}
+
+/* A matrix whose rows are no multiple of 32 long gets zeros at their ends. Scales have a byte for the partial block already. */
+static bl_status pad_columns(loader *l, bl_matrix *m)
+{
+    const int64_t cols = m->cols, padded = (cols + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
+    const size_t size = m->kind == BL_W_BF16 ? sizeof(uint16_t) : 1;
+    if (padded == cols) return BL_OK;
+    void *copy;
+    BL_TRY(keep_copy(l, (uint64_t)m->rows * (uint64_t)padded * size, &copy));
+    const uint8_t *from = stored_bytes(l, m);
+    for (int64_t r = 0; r < m->rows; r++)
+        memcpy((uint8_t *)copy + (size_t)(r * padded) * size, from + (size_t)(r * cols) * size, (size_t)cols * size);
+    BL_TRY(l->b->import(l->b, &m->codes, copy, (uint64_t)m->rows * (uint64_t)padded * size, size, l->err));
+    m->cols = padded;
+    return BL_OK;
+}
+
+static uint16_t stored_bf16(const uint8_t *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* The Engram gate's weight: q_weight * k_weight. */
+static bl_status multiply_qk(loader *l, bl_layer *layer)
+{
+    const int64_t n = layer->engram.q_weight.rows * layer->engram.q_weight.cols;
+    const uint8_t *q = stored_bytes(l, &layer->engram.q_weight), *k = stored_bytes(l, &layer->engram.k_weight);
+    void *copy;
+    const void *address;
+    BL_TRY(keep_copy(l, (uint64_t)n * sizeof(float), &copy));
+    float *qk = copy;
+    for (int64_t i = 0; i < n; i++) qk[i] = bl_bf16_to_f32(stored_bf16(q + 2 * i)) * bl_bf16_to_f32(stored_bf16(k + 2 * i));
+    BL_TRY(l->b->import(l->b, &address, qk, (uint64_t)n * sizeof(float), sizeof(float), l->err));
+    layer->engram.qk = address;
+    return BL_OK;
+}
+
+bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bl_backend *b, bl_error *err)
+{
+    loader l = {.w = w, .c = c, .b = b, .err = err};
+    BL_TRY(map_files(&l, access));
+    for (size_t i = 0; i < w->handle_count; i++) BL_TRY(load_handle(&l, &w->handles[i]));
+    for (int i = 0; i < w->layer_count; i++) {
+        BL_TRY(pad_columns(&l, &w->layers[i].wo_a));
+        if (w->layers[i].engram_slot >= 0) BL_TRY(multiply_qk(&l, &w->layers[i]));
+    }
+    return BL_OK;
+}
+
+void bl_weights_destroy(bl_weights *w)
+{
+    for (size_t i = 0; i < w->region_count; i++) bl_region_close(&w->regions[i]);
+    for (size_t i = 0; i < w->copy_count; i++) free(w->copies[i]);
+    free(w->regions);
+    free(w->copies);
+    free(w->handles);
+    bl_arena_reset(&w->arena);
+    *w = (bl_weights){0};
+}
