@@ -169,6 +169,19 @@ static int64_t bf16_nonfinite_c(const void *x, int64_t n)
     return i;
 }
 
+static void bf16_tile_c(uint16_t *tile, const void *in, int64_t stride, int64_t rows)
+{
+    const char *row = in;
+    for (int64_t r = 0; r < rows; r++, row += stride, tile += 32) {
+        memcpy(tile, row, 64);
+        for (int i = 0; i < 32; i++) {
+            int magnitude = tile[i] & 0x7fff;
+            if (magnitude == 0) tile[i] = 0;
+            if (magnitude > 0x7f80) tile[i] = 0x7fc0;
+        }
+    }
+}
+
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
 {
     *t = (bl_cast_kernels){
@@ -182,6 +195,7 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
         .fp8_nan = fp8_nan_c,
         .f32_nonfinite = f32_nonfinite_c,
         .bf16_nonfinite = bf16_nonfinite_c,
+        .bf16_tile = bf16_tile_c,
     };
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_cast_init_avx2(t);

@@ -51,6 +51,9 @@ typedef struct bl_cast_kernels {
     /* Index of the first fp32 that is NaN or infinite, n when none. x any alignment. */
     int64_t (*f32_nonfinite)(const void *x, int64_t n);
     int64_t (*bf16_nonfinite)(const void *x, int64_t n);
+    /* A tile as it is digested: rows of 32 bf16 values, stride bytes apart, any alignment, to tile [rows, 32] contiguous, with
+     * -0 as +0 and any NaN as 0x7FC0. */
+    void (*bf16_tile)(uint16_t *tile, const void *in, int64_t stride, int64_t rows);
 } bl_cast_kernels;
 
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu);

@@ -32,19 +32,19 @@ static void add_unit(bl_sum *s, const void *unit, size_t n, uint64_t index)
     bl_sum_add(s, (bl_sum){.lo = h.low64, .hi = h.high64});
 }
 
-/* dst[0..n) = canonical values of src, n <= 32. Plain conditional moves on 16-bit lanes: compilers turn this into vector code. */
-static void canonical(uint16_t *restrict dst, const uint8_t *restrict src, size_t n)
+/* A tile at the right edge, narrower than 32 values. */
+static void narrow_tile(uint16_t *tile, const uint8_t *src, uint64_t stride, uint64_t height, size_t width)
 {
-    uint16_t row[BL_VALUE_TILE];
-    memcpy(row, src, 2 * n);
-    for (size_t i = 0; i < n; i++) {
-        int16_t x = (int16_t)row[i], magnitude = (int16_t)(x & 0x7FFF);
-        int16_t y = magnitude == 0 ? 0 : x;
-        dst[i] = (uint16_t)(magnitude > 0x7F80 ? 0x7FC0 : y);
+    for (uint64_t r = 0; r < height; r++, src += stride, tile += width) {
+        memcpy(tile, src, 2 * width);
+        for (size_t i = 0; i < width; i++) {
+            unsigned magnitude = tile[i] & 0x7FFFu;
+            tile[i] = magnitude == 0 ? 0 : magnitude > 0x7F80 ? 0x7FC0 : tile[i];
+        }
     }
 }
 
-void bl_value_matrix(bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols)
+void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols)
 {
     _Alignas(64) uint16_t tile[BL_VALUE_TILE * BL_VALUE_TILE];
     uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
@@ -54,14 +54,10 @@ void bl_value_matrix(bl_sum *s, const void *values, uint64_t row0, uint64_t rows
         for (uint64_t c = 0; c < cols; c += BL_VALUE_TILE, index++) {
             const uint8_t *src = (const uint8_t *)values + 2 * (r * cols + c);
             size_t width = cols - c < BL_VALUE_TILE ? (size_t)(cols - c) : BL_VALUE_TILE;
-            if (width == BL_VALUE_TILE) { /* a constant length vectorises without a tail */
-                for (uint64_t i = 0; i < height; i++) {
-                    canonical(tile + i * BL_VALUE_TILE, src + 2 * i * cols, BL_VALUE_TILE);
-                }
+            if (width == BL_VALUE_TILE) {
+                k->bf16_tile(tile, src, (int64_t)(2 * cols), (int64_t)height);
             } else {
-                for (uint64_t i = 0; i < height; i++) {
-                    canonical(tile + i * width, src + 2 * i * cols, width);
-                }
+                narrow_tile(tile, src, 2 * cols, height, width);
             }
             add_unit(s, tile, height * width * sizeof *tile, index);
         }

@@ -25,6 +25,7 @@
 #define BL_VERIFY_DIGEST_H
 
 #include "formats/manifest.h"
+#include "kernels/cast.h"
 
 #define BL_VALUE_TILE 32
 #define BL_VALUE_UNIT_BYTES 4096
@@ -40,7 +41,8 @@ bl_digest bl_sum_digest(bl_sum s);
 
 /* Add the tiles of rows [row0, row0 + rows) of a matrix with cols columns: values [rows, cols] bf16, contiguous, at any
  * alignment. row0 is a multiple of 32, and so is rows unless the matrix ends there. */
-void bl_value_matrix(bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols);
+void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t row0, uint64_t rows,
+                     uint64_t cols);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
 /* Add n bytes at offset, a multiple of 4096, of a tensor of class bytes; n too, unless the tensor ends there. */

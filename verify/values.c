@@ -95,7 +95,7 @@ static bl_status add_codes(bl_values *v, bl_rows *r, uint8_t *scratch, uint64_t 
     for (uint64_t at = 0; at < r->rows; at += BL_VALUE_TILE) {
         uint64_t n = r->rows - at < BL_VALUE_TILE ? r->rows - at : BL_VALUE_TILE;
         bl_values_decode(v, r, at, n, stripe);
-        bl_value_matrix(sum, stripe, r->row + at, n, bl_weight_cols(r->w));
+        bl_value_matrix(&v->kernels, sum, stripe, r->row + at, n, bl_weight_cols(r->w));
     }
     return BL_OK;
 }
@@ -113,7 +113,7 @@ bl_status bl_values_add(bl_values *v, const bl_weight *w, bool scale, uint64_t o
     } else if (class == BL_VALUE_BYTES) {
         bl_value_bytes(&sum, data, offset, n);
     } else if (w->form == BL_FORM_BF16) {
-        bl_value_matrix(&sum, data, offset / row, n / row, bl_weight_cols(w));
+        bl_value_matrix(&v->kernels, &sum, data, offset / row, n / row, bl_weight_cols(w));
     } else {
         bl_rows r = {.w = w, .row = offset / row, .rows = n / row, .codes = data};
         BL_TRY(add_codes(v, &r, scratch, n, &sum, err));

@@ -63,6 +63,23 @@ static int64_t bf16_nonfinite_avx2(const void *x, int64_t n)
     return i;
 }
 
+static __m256i canonical(const char *p)
+{
+    __m256i x = _mm256_loadu_si256((const __m256i *)p);
+    __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    x = _mm256_andnot_si256(_mm256_cmpeq_epi16(magnitude, _mm256_setzero_si256()), x);
+    return _mm256_blendv_epi8(x, _mm256_set1_epi16(0x7fc0), _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi16(0x7f80)));
+}
+
+static void bf16_tile_avx2(uint16_t *tile, const void *in, int64_t stride, int64_t rows)
+{
+    const char *row = in;
+    for (int64_t r = 0; r < rows; r++, row += stride, tile += 32) {
+        _mm256_storeu_si256((__m256i *)tile, canonical(row));
+        _mm256_storeu_si256((__m256i *)(tile + 16), canonical(row + 32));
+    }
+}
+
 /* How far ahead of the codes to ask for the next ones: past the end of a page, where the hardware's prefetcher stops. */
 enum { AHEAD = 2048 };
 
@@ -234,4 +251,5 @@ void bl_cast_init_avx2(bl_cast_kernels *t)
     t->fp8_nan = fp8_nan_avx2;
     t->f32_nonfinite = f32_nonfinite_avx2;
     t->bf16_nonfinite = bf16_nonfinite_avx2;
+    t->bf16_tile = bf16_tile_avx2;
 }

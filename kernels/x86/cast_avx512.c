@@ -55,6 +55,17 @@ static int64_t bf16_nonfinite_avx512(const void *x, int64_t n)
     return n;
 }
 
+static void bf16_tile_avx512(uint16_t *tile, const void *in, int64_t stride, int64_t rows)
+{
+    const __m512i inf = _mm512_set1_epi16(0x7f80), nan = _mm512_set1_epi16(0x7fc0);
+    const char *row = in;
+    for (int64_t r = 0; r < rows; r++, row += stride, tile += 32) {
+        __m512i x = _mm512_loadu_si512(row), magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+        x = _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(magnitude, magnitude), x);
+        _mm512_storeu_si512(tile, _mm512_mask_mov_epi16(x, _mm512_cmpgt_epi16_mask(magnitude, inf), nan));
+    }
+}
+
 /* ---- rows. stream is a constant at every call, so that each function compiles into two. */
 
 static inline __attribute__((always_inline)) void store(uint16_t *out, __m512i v, int stream)
@@ -170,4 +181,5 @@ void bl_cast_init_avx512(bl_cast_kernels *t)
     t->fp8_nan = fp8_nan_avx512;
     t->f32_nonfinite = f32_nonfinite_avx512;
     t->bf16_nonfinite = bf16_nonfinite_avx512;
+    t->bf16_tile = bf16_tile_avx512;
 }

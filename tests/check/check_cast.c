@@ -430,6 +430,26 @@ static void check_search(check *c, const bl_cast_kernels *k, const search *s)
     }
 }
 
+/* Every bf16 value, at every row of a tile, from any alignment and stride. */
+static void check_tile(check *c, const bl_cast_kernels *k)
+{
+    for (int64_t rows = 1; rows <= 32; rows++) {
+        int64_t stride = 64 + check_below(c, 200);
+        check_case(c, "bf16_tile rows=%lld stride=%lld", (long long)rows, (long long)stride);
+        char *in = check_buffer(c, (size_t)((rows - 1) * stride + 64), 1);
+        uint16_t *tile = check_buffer(c, (size_t)rows * 64, 2), want[32 * 32];
+        for (unsigned first = 0; first < 65536; first += (unsigned)rows * 32) {
+            for (int64_t i = 0; i < rows * 32; i++) {
+                uint16_t x = (uint16_t)(first + i);
+                want[i] = x == 0x8000 ? 0 : (x & 0x7f80) == 0x7f80 && (x & 0x7f) ? 0x7fc0 : x;
+                put_bf16(in + i / 32 * stride, i % 32, x);
+            }
+            k->bf16_tile(tile, in, stride, rows);
+            if (!check_bf16(c, "canonical", tile, want, rows, 32)) return;
+        }
+    }
+}
+
 void check_cast(check *c, unsigned cpu)
 {
     bl_cast_kernels ref, k;
@@ -444,4 +464,5 @@ void check_cast(check *c, unsigned cpu)
     random_rows(c, &ref, &k, false);
     random_rows(c, &ref, &k, true);
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) check_search(c, &k, &searches[i]);
+    check_tile(c, &k);
 }
