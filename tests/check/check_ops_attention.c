@@ -120,6 +120,12 @@ static int by_index(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
 static int64_t sorted_top(check *c, int32_t *index, const float *scores, int64_t n, int64_t k)
 {
     ranked *all = check_buffer(c, sizeof(ranked) * (size_t)n, 8);
@@ -148,10 +154,12 @@ static float *random_scores(check *c, int64_t n, int trial)
 void check_select(check *c)
 {
     for (int trial = 0; trial < 400; trial++) {
-        int64_t n = check_below(c, trial % 2 ? 40 : 3000), k = check_below(c, trial % 2 ? 20 : 600);
+        /* the long ones are collected and cut back several times, most often when the best come last */
+        int64_t n = check_below(c, trial % 2 ? 40 : trial % 8 ? 3000 : 50000), k = check_below(c, trial % 2 ? 20 : trial % 16 ? 600 : 3000);
         check_case(c, "select_top n=%lld k=%lld", (long long)n, (long long)k);
         float *s = random_scores(c, n, trial), *scratch = check_buffer(c, 4 * (size_t)n, 4);
         int32_t *got = check_buffer(c, 4 * (size_t)k, 4), *want = check_buffer(c, 4 * (size_t)k, 4);
+        if (trial % 40 == 24 || trial % 80 == 0) qsort(s, (size_t)n, sizeof *s, by_value);
         int64_t taken = sorted_top(c, want, s, n, k);
         if (check_int(c, "taken", bl_select_top(got, s, n, k, scratch), taken)) check_i32(c, "index", got, want, 1, taken);
     }
