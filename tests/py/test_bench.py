@@ -34,3 +34,10 @@ def test_wrong_usage():
                  ["bench", "cast", "--threads", "-1"]):
         r = run("baleen", *args)
         assert r.rc == 2 and r.err.count("\n") == 1, args
+
+
+def test_ops_reports_every_set():
+    r = run("baleen", "bench", "ops", "--rounds", "1", "--threads", "1", "--json")
+    assert r.rc == 0, r.err
+    sets = json.loads(r.out)["sets"]
+    assert len(sets) == 3 and all(f["rate"]["median"] > 0 for s in sets for f in s["figures"])

@@ -15,6 +15,7 @@ static const struct {
     {"cast", bench_cast, "fp4 and fp8 weights to bf16 in memory, beside the copy rate"},
     {"ceilings", bench_ceilings, "what this machine can do: copy, read, hash, multiply-add, write"},
     {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
+    {"ops", bench_ops, "attention, index scores, residual streams and selections"},
 };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
