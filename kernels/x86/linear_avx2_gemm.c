@@ -98,14 +98,17 @@ static void fill_panel(const workspace *s, const bl_matrix *w, int64_t row, int6
 
 /* ---- the product */
 
-/* lanes[t][r] (+)= x[t] . panel row r over the blocks of one half, T tokens x R rows in registers. */
-BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first)
+/* lanes[t][r] (+)= x[t] . panel row r over the blocks of one half, T tokens x R rows in registers. ahead: ask for the x of the T
+ * tokens after these, which are further away than the second-level cache. */
+BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first,
+                     int ahead)
 {
     __m256 acc[3][8];
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++)
             acc[t][r] = first ? _mm256_setzero_ps() : _mm256_load_ps(lanes + (t * ROWS + r) * VEC);
-    for (int64_t b = 0; b < blocks; b++, panel += STEP, x += 2 * VEC)
+    for (int64_t b = 0; b < blocks; b++, panel += STEP, x += 2 * VEC) {
+        for (int t = 0; ahead && t < T; t++) _mm_prefetch((const char *)(x + (T + t) * ldx), _MM_HINT_T0);
         for (int even = 0; even < 2; even++) {
             __m256 v[3];
             for (int t = 0; t < T; t++) v[t] = _mm256_load_ps(x + t * ldx + even * VEC);
@@ -114,6 +117,7 @@ BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, co
                 for (int t = 0; t < T; t++) acc[t][r] = _mm256_fmadd_ps(v[t], w, acc[t][r]);
             }
         }
+    }
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++) _mm256_store_ps(lanes + (t * ROWS + r) * VEC, acc[t][r]);
 }
@@ -125,11 +129,11 @@ static void half_chunk(float *lanes, const float *x, int64_t n, int64_t tokens, 
     int64_t t = 0;
     for (; t + 3 <= tokens && tokens - t != 4; t += 3)
         for (int r = 0; r < rows; r += 4)
-            micro(3, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first);
+            micro(3, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first, r == 0);
     for (; t + 2 <= tokens; t += 2)
         for (int r = 0; r < rows; r += 4)
-            micro(2, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first);
-    if (t < tokens) micro(1, 8, lanes + t * ROWS * VEC, x + t * n, n, panel, blocks, first);
+            micro(2, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first, r == 0);
+    if (t < tokens) micro(1, 8, lanes + t * ROWS * VEC, x + t * n, n, panel, blocks, first, 0);
 }
 
 static void reduce(float *y, int64_t ldy, const float *lanes, int64_t tokens, int64_t rows)
