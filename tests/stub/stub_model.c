@@ -1,6 +1,7 @@
 #include "tests/stub/stub_model.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,11 +54,24 @@ bl_model *stub_open(const stub_options *o)
     return m;
 }
 
+static long setting(const char *name, long otherwise)
+{
+    const char *s = getenv(name);
+    return s ? atol(s) : otherwise;
+}
+
 bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err)
 {
-    const stub_options o = {.context = 4096, .tokenizer = path};
+    char file[4096];
+    snprintf(file, sizeof file, "%s/tokenizer.json", path);
+    usleep((unsigned)setting("STUB_LOAD_US", 0));
+    const stub_options o = {.context = setting("STUB_CONTEXT", 4096),
+                            .step_us = (unsigned)setting("STUB_STEP_US", 0),
+                            .eos_length = setting("STUB_EOS_LENGTH", 0),
+                            .max_sequences = setting("STUB_MAX_SEQUENCES", 0),
+                            .tokenizer = file};
     *out = stub_open(&o);
-    return *out ? BL_OK : bl_fail(err, BL_E_INPUT, path, NULL, -1, "no tokenizer");
+    return *out ? BL_OK : bl_fail(err, BL_E_INPUT, file, NULL, -1, "is no tokenizer");
 }
 
 void bl_model_close(bl_model **m)

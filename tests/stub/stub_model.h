@@ -1,5 +1,7 @@
 /* A model for tests of what stands on runtime/forward.h: it implements that header, and its next token is a hash of the whole history
- * of the sequence, so that any mix-up of sequences, positions or order shows. Link it before the runtime library. */
+ * of the sequence, so that any mix-up of sequences, positions or order shows. Link it before the runtime library.
+ * bl_model_open takes the options from the environment: STUB_CONTEXT, STUB_STEP_US, STUB_EOS_LENGTH, STUB_MAX_SEQUENCES, and STUB_LOAD_US
+ * for the time that opening takes. */
 #ifndef BL_TESTS_STUB_MODEL_H
 #define BL_TESTS_STUB_MODEL_H
 

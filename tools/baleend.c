@@ -1,0 +1,226 @@
+/* baleend: serve a model over HTTP. The command line, the signals, and the two lines that are printed; the server itself is in runtime/. */
+#include "formats/file.h"
+#include "formats/json.h"
+#include "runtime/scheduler.h"
+#include "runtime/server.h"
+#include "tools/cli.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char details[] =
+    "MODEL is a packed model or an HF checkpoint folder; without it the demo model is served.\n"
+    "The server listens at once and says so; /health answers 503 until the model is ready, which a second line reports.\n"
+    "Routes: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /server_info, /health, /metrics.\n"
+    "SIGTERM or SIGINT: no new requests, running ones may take --drain seconds, then they are ended; exit 0. A second one\n"
+    "ends the server at once.\n";
+
+typedef struct settings {
+    bl_server_options server;
+    bl_model_options model;
+    const char *path;
+    double drain;
+    char *own_key, *own_name; /* where they are not borrowed from the command line */
+} settings;
+
+static atomic_bool ready;
+
+/* Wait for the first signal. While the model is being loaded nothing is under way that could be finished. */
+static void *wait_for_signal(void *arg)
+{
+    int sig;
+    sigwait(arg, &sig);
+    if (!atomic_load(&ready)) {
+        fprintf(stderr, "baleend: stopped while loading\n");
+        _exit(0);
+    }
+    return NULL;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* One connection each: as many as the system allows. */
+static void raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
+static void say_ready(const settings *o, const bl_model *m, double seconds)
+{
+    const bl_config *c = bl_model_config(m);
+    int64_t context = c->max_position_embeddings;
+    if (o->server.max_context > 0 && o->server.max_context < context)
+        context = o->server.max_context;
+    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, thinking %s\n",
+           seconds * 1e3, o->server.model_name, (long long)context, o->server.max_requests,
+           (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, o->server.thinking ? "on" : "off");
+    fflush(stdout);
+}
+
+static int serve(const settings *o, sigset_t *signals)
+{
+    bl_server *server = NULL;
+    bl_model *model = NULL;
+    pthread_t waiter;
+    bl_error err;
+    bl_error_clear(&err);
+    double begin = seconds_now();
+    bl_status s = bl_server_start(&server, &o->server, &err);
+    if (s == BL_OK && pthread_create(&waiter, NULL, wait_for_signal, signals) != 0)
+        s = bl_fail(&err, BL_E_NOMEM, NULL, NULL, -1, "no thread for signals");
+    if (s == BL_OK) {
+        const char *host = o->server.host;
+        printf(strchr(host, ':') ? "baleend: listening on http://[%s]:%d\n" : "baleend: listening on http://%s:%d\n", host,
+               bl_server_port(server));
+        fflush(stdout);
+        s = bl_model_open(&model, o->path, &o->model, &err);
+    }
+    if (s == BL_OK)
+        s = bl_server_ready(server, model, &err);
+    if (s != BL_OK) {
+        bl_server_stop(&server);
+        bl_model_close(&model);
+        return cli_report("baleend", s, &err);
+    }
+    say_ready(o, model, seconds_now() - begin);
+    atomic_store(&ready, true);
+    pthread_join(waiter, NULL);
+    pthread_sigmask(SIG_UNBLOCK, signals, NULL); /* the next one kills */
+    bl_server_drain(server);
+    bl_server_wait_idle(server, o->drain);
+    bl_server_stop(&server);
+    bl_model_close(&model);
+    return cli_finish("baleend", 0);
+}
+
+/* The folder's own name, without trailing slashes. */
+static char *folder_name(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    size_t from = n;
+    while (from > 0 && path[from - 1] != '/')
+        from--;
+    return strndup(path + from, n - from);
+}
+
+/* The first line of a file; it must not be empty. */
+static bl_status read_key(const char *path, char **key, bl_error *err)
+{
+    size_t n;
+    BL_TRY(bl_file_slurp(path, 4096, key, &n, err));
+    (*key)[strcspn(*key, "\r\n")] = 0;
+    return **key ? BL_OK : bl_fail(err, BL_E_INPUT, path, NULL, -1, "holds no key");
+}
+
+/* Index of word in the list, -1 when it is none of them. */
+static int choose(const char *word, const char *const *list, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(word, list[i]) == 0)
+            return i;
+    return -1;
+}
+
+/* What the command line says. Returns -1 to go on, else the exit status. */
+static int read_settings(int argc, char **argv, settings *o)
+{
+    const char *check = "fast", *cpu = NULL, *thinking = "off", *access = "auto", *key_file = NULL, *args[1];
+    int64_t port = 8000, threads = 0, requests = 32, queue = 256;
+    int count;
+    bl_server_options *v = &o->server;
+    const cli_option options[] = {
+        {"host", CLI_STRING, &v->host, "HOST", "name or address to listen on (default 127.0.0.1)"},
+        {"port", CLI_INT, &port, "N", "port; 0 picks a free one (default 8000)"},
+        {"model-name", CLI_STRING, &v->model_name, "NAME", "name in answers (default: the folder's)"},
+        {"api-key", CLI_STRING, &v->api_key, "KEY", "ask for this Bearer key, except on /health and /metrics"},
+        {"api-key-file", CLI_STRING, &key_file, "FILE", "the same, read from a file: arguments are visible to others"},
+        {"max-requests", CLI_INT, &requests, "N", "sequences that run together (default 32)"},
+        {"max-queue", CLI_INT, &queue, "N", "sequences that wait; beyond it 503 (default 256)"},
+        {"max-body", CLI_SIZE, &v->max_body, "SIZE", "largest request body; beyond it 413 (default 64MiB)"},
+        {"max-context", CLI_INT, &v->max_context, "N", "most tokens of prompt and answer (default: the model's)"},
+        {"step-tokens", CLI_INT, &v->step_tokens, "N", "most tokens in one forward pass (default 512)"},
+        {"thinking", CLI_STRING, &thinking, "on|off", "for chats that do not say (default off)"},
+        {"threads", CLI_INT, &threads, "N", "threads that compute (default: all CPUs)"},
+        {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default native)"},
+        {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
+        {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
+        {"drain", CLI_REAL, &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
+        {NULL, 0, NULL, NULL, NULL}};
+    const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
+    static const char *const checks[] = {"none", "fast", "full"}, *const accesses[] = {"auto", "mmap", "pread"};
+    int rc = cli_parse(&c, argc, argv, args, &count);
+    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0)
+        return rc;
+    int level = choose(check, checks, 3), how = choose(access, accesses, 3);
+    if (level < 0 || how < 0)
+        return cli_usage_error(&c, level < 0 ? "--check takes none, fast or full" : "--access takes auto, mmap or pread");
+    if (strcmp(thinking, "on") != 0 && strcmp(thinking, "off") != 0)
+        return cli_usage_error(&c, "--thinking takes on or off");
+    if (port < 0 || port > 65535)
+        return cli_usage_error(&c, "--port takes 0 to 65535");
+    if (requests < 1 || requests > BL_MAX_RUNNING || queue < 0 || queue > 65536)
+        return cli_usage_error(&c, "--max-requests takes 1 to %d, --max-queue 0 to 65536", BL_MAX_RUNNING);
+    if (threads < 0 || threads > BL_POOL_MAX_THREADS || v->step_tokens < 1 || v->max_context < 0 || v->max_body < 1 ||
+        o->drain < 0 || o->drain > 1e9)
+        return cli_usage_error(&c, "--threads, --step-tokens, --max-context, --max-body and --drain take positive numbers");
+    if (v->api_key && (key_file || !*v->api_key))
+        return cli_usage_error(&c, key_file ? "--api-key and --api-key-file exclude each other" : "--api-key is empty");
+    if (v->model_name && (!*v->model_name || !bl_text_is_clean(v->model_name, strlen(v->model_name))))
+        return cli_usage_error(&c, "--model-name takes printable UTF-8");
+    bl_error err;
+    bl_error_clear(&err);
+    bl_status s = key_file ? read_key(key_file, &o->own_key, &err) : BL_OK;
+    if (s != BL_OK)
+        return cli_report("baleend", s, &err);
+    o->path = count ? args[0] : cli_default_model();
+    o->own_name = folder_name(o->path);
+    if (o->own_key)
+        v->api_key = o->own_key;
+    if (!v->model_name)
+        v->model_name = o->own_name && bl_text_is_clean(o->own_name, strlen(o->own_name)) ? o->own_name : "model";
+    v->port = (int)port;
+    v->max_requests = (int)requests;
+    v->max_queue = (int)queue;
+    v->thinking = strcmp(thinking, "on") == 0;
+    o->model.access = (bl_access[]){BL_ACCESS_AUTO, BL_ACCESS_MMAP, BL_ACCESS_PREAD}[how];
+    o->model.check = (bl_check[]){BL_CHECK_NONE, BL_CHECK_FAST, BL_CHECK_FULL}[level];
+    o->model.threads = (int)threads;
+    o->model.need_tokenizer = true;
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    settings o = {.server = {.host = "127.0.0.1", .max_body = 64u << 20, .step_tokens = 512}, .drain = 30};
+    sigset_t signals;
+    int rc = read_settings(argc, argv, &o);
+    if (rc < 0) {
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGTERM);
+        sigaddset(&signals, SIGINT);
+        pthread_sigmask(SIG_BLOCK, &signals, NULL); /* before any thread exists */
+        signal(SIGPIPE, SIG_IGN);
+        raise_file_limit();
+        rc = serve(&o, &signals);
+    }
+    free(o.own_key);
+    free(o.own_name);
+    return rc;
+}
