@@ -196,14 +196,18 @@ static bl_status kind_of(const resolver *r, const bl_tensor *t, form f, bl_weigh
     return t->dtype == BL_DT_F32 ? BL_OK : wrong_dtype(r, t, "F32");
 }
 
+static bool quantised(const bl_matrix *m)
+{
+    return m->kind == BL_W_FP8 || m->kind == BL_W_FP4;
+}
+
 /* The scale of a weight: must be there for quantised ones and absent for others. */
 static bl_status resolve_scale(resolver *r, const bl_tensor *weight, const bl_matrix *m, bl_handle h)
 {
     char name[512];
     scale_name(name, sizeof name, weight->name);
     const bl_tensor *t = bl_checkpoint_find(r->c, name);
-    const bool quantised = m->kind == BL_W_FP8 || m->kind == BL_W_FP4;
-    if (!quantised) return t ? bad(r, name, "is a scale whose weight is not quantised") : BL_OK;
+    if (!quantised(m)) return t ? bad(r, name, "is a scale whose weight is not quantised") : BL_OK;
     if (!t) return bad(r, name, "is missing");
     if (t->dtype != BL_DT_F8_E8M0) return wrong_dtype(r, t, "F8_E8M0");
     const uint64_t rows = (uint64_t)m->rows, cols = (uint64_t)m->cols, blocks = (cols + 31) / 32;
@@ -301,6 +305,16 @@ static void set_role(bl_layer *l, const bl_config *c, int index)
     l->engram_slot = bl_config_engram_index(c, index);
 }
 
+/* Gate and up projection read one activation: both its rounded form or both the plain one. */
+static bl_status check_alike(const resolver *r, const bl_layer *l)
+{
+    bool alike = quantised(&l->shared.w1) == quantised(&l->shared.w3);
+    for (int e = 0; e < r->shard->experts.count; e++) alike = alike && quantised(&l->experts[e].w1) == quantised(&l->experts[e].w3);
+    char name[64];
+    snprintf(name, sizeof name, "layers.%d.ffn", l->index);
+    return alike ? BL_OK : bad(r, name, "has an expert with w1 and w3 of which only one is quantised");
+}
+
 static bl_status resolve_layer(resolver *r, bl_layer *l)
 {
     char name[512];
@@ -316,6 +330,7 @@ static bl_status resolve_layer(resolver *r, bl_layer *l)
     BL_TRY(resolve_experts(r, l, "w1", offsetof(bl_expert, w1), r->dims[INTER], r->dims[HIDDEN]));
     BL_TRY(resolve_experts(r, l, "w3", offsetof(bl_expert, w3), r->dims[INTER], r->dims[HIDDEN]));
     BL_TRY(resolve_experts(r, l, "w2", offsetof(bl_expert, w2), r->dims[HIDDEN], r->dims[INTER]));
+    BL_TRY(check_alike(r, l));
     return l->engram_slot >= 0 ? resolve_table(r, l) : BL_OK;
 }
 

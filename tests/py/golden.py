@@ -1,22 +1,25 @@
 """Golden files against what `baleen logits` computes: rows of each intermediate, and whole distributions."""
-import json
-import struct
-
 import numpy as np
+
+import ckpt
 
 NP = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64, "I32": np.int32}
 
 
+def array(tensor):
+    """A raw tensor as numpy array, BF16 as float32."""
+    dtype, shape, data = tensor
+    a = np.frombuffer(data, NP[dtype]).reshape(shape)
+    return (a.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else a
+
+
 def read(path):
-    """{name: array}, BF16 as float32; and the metadata."""
-    with open(path, "rb") as f:
-        n = struct.unpack("<Q", f.read(8))[0]
-        header, data = json.loads(f.read(n)), f.read()
-    meta, out = header.pop("__metadata__", {}), {}
-    for name, t in header.items():
-        a = np.frombuffer(data[slice(*t["data_offsets"])], NP[t["dtype"]]).reshape(t["shape"])
-        out[name] = (a.astype(np.uint32) << 16).view(np.float32) if t["dtype"] == "BF16" else a
-    return out, meta
+    """{name: array} of a file, or of all files of a folder."""
+    return {k: array(t) for k, t in ckpt.tensors(path).items()}
+
+
+def bits(a):
+    return a.view(np.uint32)
 
 
 def log_softmax(a):
@@ -46,24 +49,20 @@ def same_selection(got, want):
     return np.mean([[v for v in a if v >= 0] == [v for v in b if v >= 0] for a, b in zip(got.tolist(), want.tolist())])
 
 
+def layer_agrees(name, got, want):
+    part = name.split(".", 2)[2]
+    if part == "selected":
+        return same_selection(got, want) > 0.9
+    if part == "engram.rows":
+        return bool((got == want).all())
+    if part == "ffn.experts":
+        return np.mean((np.sort(got, 1) == np.sort(want, 1)).all(1)) > 0.9
+    if part in ("pre_in", "pre_out", "ffn.gates"):  # float32, by transcendental functions of another library
+        return np.median(row_errors(got, want)) < 1e-6
+    return agree(got, want)
+
+
 def layer_failures(trace, golden):
     """Names of what a traced pass on golden inputs got wrong, layer by layer; empty when all agrees."""
-    bad = []
-    for name, want in golden.items():
-        part = name.split(".", 2)[-1]
-        if not name.startswith("layers.") or name not in trace:
-            continue
-        got = trace[name]
-        if part == "selected":
-            ok = same_selection(got, want) > 0.9
-        elif part == "engram.rows":
-            ok = (got == want).all()
-        elif part == "ffn.experts":
-            ok = np.mean(np.sort(got, 1) == np.sort(want, 1)) > 0.9
-        elif part in ("attn.in", "ffn.in", "attn.out", "ffn.out", "in", "out"):
-            ok = agree(got, want)
-        else:  # float32 coefficients
-            ok = np.median(np.abs(got - want)) < 1e-5
-        if not ok:
-            bad.append(name)
-    return bad
+    names = [n for n in golden if n.startswith("layers.")]
+    return [n for n in names if n not in trace or not layer_agrees(n, trace[n], golden[n])]
