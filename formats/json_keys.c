@@ -120,7 +120,7 @@ static void sort_keys(bl_json_key *keys, size_t n, bl_json_key *room)
 
 bl_status bl_json_keys_close(bl_json_keys *k, size_t first, bl_json *twice)
 {
-    bl_json_key *keys = k->keys + first;
+    bl_json_key *keys = k->keys ? k->keys + first : NULL; /* no key yet: NULL + 0 is undefined */
     size_t n = k->count - first;
     bool sorted = n > FEW_KEYS;
     k->count = first;
