@@ -79,7 +79,11 @@ step "Stream an answer with thinking"
 question='{"messages": [{"role": "user", "content": "Add 46 and 24."}], "temperature": 0, "stream": true, "reasoning_effort": "max", "chat_template_kwargs": {"thinking": true}}'
 echo "POST /v1/chat/completions $question"
 curl -sSN "$url/v1/chat/completions" -H 'Content-Type: application/json' -d "$question" > "$work/stream" || die "stream"
-cat "$work/stream"
+field() { sed -n "s/.*\"delta\":{\"$1\":\"\([^\"]*\)\"}.*/\1/p" "$work/stream" | tr -d '\n'; }
+head -n 4 "$work/stream"
+echo "... $(grep -c '^data: ' "$work/stream") events, the last: $(grep '^data: ' "$work/stream" | tail -n 1)"
+echo "reasoning: $(field reasoning_content)"
+echo "answer:    $(field content)"
 grep -q reasoning_content "$work/stream" || die "no reasoning in the stream"
 grep -q '^data: \[DONE\]' "$work/stream" || die "the stream did not end with [DONE]"
 
