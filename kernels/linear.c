@@ -1,9 +1,9 @@
 #include "kernels/linear_variants.h"
 
 #include "kernels/cast.h"
+#include "kernels/row_sum.h"
 #include "kernels/cpu.h"
 
-#include <math.h>
 #include <string.h>
 
 /* The packed activation of the reference is x itself as float32, [tokens, cols]; its scratch one decoded weight row. */
@@ -51,20 +51,6 @@ static void decode_row(float *out, const bl_matrix *w, int64_t r)
     }
 }
 
-static float dot(const float *x, const float *w, int64_t cols)
-{
-    float acc[BL_LANES] = {0};
-    for (int64_t k = 0; k < cols; k += BL_BLOCK)
-        for (int l = 0; l < BL_LANES; l++) {
-            int64_t even = k + 2 * l, odd = even + 1;
-            acc[l] = fmaf(x[odd], w[odd], acc[l]);
-            acc[l] = fmaf(x[even], w[even], acc[l]);
-        }
-    for (int half = BL_LANES / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) acc[l] += acc[l + half];
-    return acc[0];
-}
-
 static void rows_c(float *y, int64_t ldy, const void *packed, int64_t tokens, const bl_matrix *w, int64_t row0, int64_t row1,
                    void *scratch)
 {
@@ -72,7 +58,7 @@ static void rows_c(float *y, int64_t ldy, const void *packed, int64_t tokens, co
     float *row = scratch;
     for (int64_t r = row0; r < row1; r++) {
         decode_row(row, w, r);
-        for (int64_t t = 0; t < tokens; t++) y[t * ldy + (r - row0)] = dot(x + t * w->cols, row, w->cols);
+        for (int64_t t = 0; t < tokens; t++) y[t * ldy + (r - row0)] = bl_pair_dot(x + t * w->cols, row, w->cols);
     }
 }
 

@@ -6,7 +6,8 @@
  * Sums over a row ("row sum" below): 16 float32 lanes, lane l takes elements 16i + l ascending by fma (squares) or addition,
  * then the tree l+(l+8), l+(l+4), l+(l+2), l+(l+1); a tail below 16 goes to lanes 0... exp, sigmoid, softplus and 1/sqrt are
  * those of kernels/fmath.h. Sums and products written without fma round after each operation, left to right. "The bits" hold
- * for everything but which NaN a NaN is. No pointer needs more than its element's alignment unless said; no two arguments
+ * for everything but which NaN a NaN is. Row lengths (n, d, D, width) are multiples of 32, as linear.h wants of every K, but
+ * for to_bf16 and accumulate, which take any. No pointer needs more than its element's alignment unless said; no two arguments
  * overlap unless said. */
 #ifndef BL_KERNELS_OPS_H
 #define BL_KERNELS_OPS_H

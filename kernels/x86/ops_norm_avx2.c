@@ -36,7 +36,7 @@ static inline __m256 rotate(__m256 x, __m256 cs, __m256 flip)
 
 static void rope_avx2(uint16_t *x, int64_t heads, int64_t d, int64_t R, const float *cs, int inverse)
 {
-    const __m256 even = _mm256_castsi256_ps(_mm256_set1_epi64x(0x80000000)), odd = _mm256_castsi256_ps(_mm256_set1_epi64x(1ll << 63));
+    const __m256 even = _mm256_setr_ps(-0.0f, 0, -0.0f, 0, -0.0f, 0, -0.0f, 0), odd = _mm256_permute_ps(even, 0xb1);
     const __m256 flip = inverse ? odd : even;
     const int64_t whole = R / 16 * 16;
     for (int64_t h = 0; h < heads; h++) {
