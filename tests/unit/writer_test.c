@@ -66,7 +66,7 @@ static void check_file(const char *path, uint64_t size)
 
 static void test_any_order(void **state)
 {
-    uint8_t *room = aligned_alloc(4096, MAX + 8192);
+    uint8_t *room = aligned_alloc(4096, (MAX + 8192 + 4095) / 4096 * 4096);
     for (uint32_t round = 0; round < 40; round++) {
         uint32_t seed = round + 1;
         uint64_t size = round < 8 ? (uint64_t[]){0, 1, 4095, 4096, 4097, 8192, 12287, 100}[round] : next(&seed) % MAX, cuts[64];
