@@ -50,6 +50,12 @@ unsigned bl_cpu_detect(void)
     return found;
 }
 
+int bl_cpu_fast_dot(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+
 #elif defined(__aarch64__)
 
 unsigned bl_cpu_detect(void)
@@ -57,9 +63,19 @@ unsigned bl_cpu_detect(void)
     return BL_CPU_NEON; /* part of every aarch64 application profile */
 }
 
+int bl_cpu_fast_dot(void)
+{
+    return 0;
+}
+
 #else
 
 unsigned bl_cpu_detect(void)
+{
+    return 0;
+}
+
+int bl_cpu_fast_dot(void)
 {
     return 0;
 }

@@ -74,7 +74,7 @@ void bl_linear_init(bl_linear_kernels *t, unsigned cpu)
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_linear_init_avx2(t);
     if (cpu & BL_CPU_AVX512) bl_linear_init_avx512(t);
-    if (cpu & BL_CPU_AVX512BF16) bl_linear_init_avx512bf16(t);
+    if ((cpu & BL_CPU_AVX512BF16) && bl_cpu_fast_dot()) bl_linear_init_avx512bf16(t);
 #else
     (void)cpu;
 #endif

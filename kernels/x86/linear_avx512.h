@@ -133,7 +133,7 @@ void bl_linear_gemv_avx512(float *y, int64_t ldy, const float *packed, int64_t t
 
 /* ---- many tokens, in steps that the bf16 variant shares. Panels are of ROWS rows by a chunk of K, whose rows past n repeat the
  * last; lanes are [token][row][lane] of TOKENS tokens at most. */
-enum { ROWS = 8, TOKENS = 96, LANES_FLOATS = TOKENS * ROWS * VEC, PANEL_FLOATS = ROWS * CHUNK, FACTOR_FLOATS = CHUNK / BL_BLOCK };
+enum { ROWS = 8, TOKENS = 48, LANES_FLOATS = TOKENS * ROWS * VEC, PANEL_FLOATS = ROWS * CHUNK, FACTOR_FLOATS = CHUNK / BL_BLOCK };
 
 /* Ask for the codes of the panel after this one: the next chunk of these rows or the first of the next. */
 void bl_linear_prefetch_avx512(const bl_matrix *w, int64_t row, int64_t n, int64_t k);

@@ -3,7 +3,8 @@
 #include "tests/check/check.h"
 
 #include "kernels/cast.h"
-#include "kernels/linear.h"
+#include "kernels/cpu.h"
+#include "kernels/linear_variants.h"
 
 #include <math.h>
 #include <string.h>
@@ -277,22 +278,32 @@ static void real_shapes(check *c, const bl_linear_kernels *ref, const bl_linear_
     compare(c, ref, k, kind, USUAL, 1000, 96, 0, 19);
 }
 
+static void check_table(check *c, const bl_linear_kernels *ref, const bl_linear_kernels *k)
+{
+    smallest_sums(c, ref, k);
+    for (int kind = 0; kind < KINDS; kind++) {
+        if (kinds[kind].scale_hi) {
+            every_code(c, ref, k, kind, 1);
+            every_code(c, ref, k, kind, 32);
+        }
+        for (int s = 0; s < SPREADS; s++) random_shapes(c, ref, k, kind, (spread)s);
+        real_shapes(c, ref, k, kind);
+    }
+}
+
 void check_linear(check *c, unsigned cpu)
 {
     bl_linear_kernels ref, k;
     bl_linear_init(&ref, 0);
     bl_linear_init(&k, cpu);
-    smallest_sums(c, &ref, &k);
-    for (int kind = 0; kind < KINDS; kind++) {
-        if (cpu == 0) {
-            against_definition(c, &ref, kind);
-            continue;
-        }
-        if (kinds[kind].scale_hi) {
-            every_code(c, &ref, &k, kind, 1);
-            every_code(c, &ref, &k, kind, 32);
-        }
-        for (int s = 0; s < SPREADS; s++) random_shapes(c, &ref, &k, kind, (spread)s);
-        real_shapes(c, &ref, &k, kind);
+    if (cpu == 0) {
+        for (int kind = 0; kind < KINDS; kind++) against_definition(c, &ref, kind);
+        return;
     }
+    check_table(c, &ref, &k);
+#if defined(__x86_64__)
+    if (!(cpu & BL_CPU_AVX512BF16) || !strcmp(k.name, "avx512bf16")) return;
+    bl_linear_init_avx512bf16(&k); /* correct also where it is not worth while */
+    check_table(c, &ref, &k);
+#endif
 }
