@@ -85,7 +85,8 @@ static const field fields[] = {
 
 typedef struct resolver {
     bl_weights *w;
-    const bl_checkpoint *c;
+    const bl_config *config;
+    const bl_checkpoint *c; /* NULL: views of the released forms, without tensors */
     const bl_shard *shard;
     int64_t dims[DIMS];
     bl_error *err;
@@ -98,12 +99,12 @@ static bl_status bad(const resolver *r, const char *name, const char *what)
 
 static bl_status out_of_memory(const resolver *r)
 {
-    return bl_fail(r->err, BL_E_NOMEM, r->c->path, NULL, -1, "out of memory for the table of weights");
+    return bl_fail(r->err, BL_E_NOMEM, r->c ? r->c->path : NULL, NULL, -1, "out of memory for the table of weights");
 }
 
 static void measure(resolver *r)
 {
-    const bl_config *c = &r->c->config;
+    const bl_config *c = r->config;
     const bl_shard *s = r->shard;
     const int64_t hidden = c->hidden_size;
     const int64_t columns = c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
@@ -223,21 +224,23 @@ static bl_status resolve_scale(resolver *r, const bl_tensor *weight, const bl_ma
 static bl_status resolve(resolver *r, const char *name, form f, int64_t rows, int64_t cols, bl_matrix *view, size_t view_step,
                          int count, bool stacked)
 {
-    const bl_tensor *t;
-    bl_weight_kind kind;
-    BL_TRY(find(r, name, &t));
-    BL_TRY(kind_of(r, t, f, &kind));
-    const uint64_t stored = (uint64_t)(kind == BL_W_FP4 ? cols / 2 : cols);
-    const uint64_t shape[3] = {(uint64_t)count, (uint64_t)rows, stored};
-    const uint32_t ndim = f == BF16_VECTOR || f == F32_VECTOR ? 1 : stacked ? 3 : 2;
-    BL_TRY(expect_shape(r, t, shape + (3 - ndim), ndim));
+    const bl_tensor *t = NULL;
+    bl_weight_kind kind = f == EXPERT ? BL_W_FP4 : f == DENSE ? BL_W_FP8 : f == BF16 || f == BF16_VECTOR ? BL_W_BF16 : BL_W_F32;
+    if (r->c) {
+        BL_TRY(find(r, name, &t));
+        BL_TRY(kind_of(r, t, f, &kind));
+        const uint64_t stored = (uint64_t)(kind == BL_W_FP4 ? cols / 2 : cols);
+        const uint64_t shape[3] = {(uint64_t)count, (uint64_t)rows, stored};
+        const uint32_t ndim = f == BF16_VECTOR || f == F32_VECTOR ? 1 : stacked ? 3 : 2;
+        BL_TRY(expect_shape(r, t, shape + (3 - ndim), ndim));
+    }
     for (int i = 0; i < count; i++) {
         bl_matrix *m = (bl_matrix *)((char *)view + (size_t)i * view_step);
         *m = (bl_matrix){.kind = kind, .rows = rows, .cols = cols};
     }
     const bl_handle h = {.tensor = t, .view = view, .view_step = view_step, .count = count};
     BL_TRY(add_handle(r, h));
-    return f == DENSE || f == EXPERT ? resolve_scale(r, t, view, h) : BL_OK;
+    return t && (f == DENSE || f == EXPERT) ? resolve_scale(r, t, view, h) : BL_OK;
 }
 
 /* Stacked as in a packed model, or one tensor for each expert as released. */
@@ -247,7 +250,7 @@ static bl_status resolve_experts(resolver *r, bl_layer *l, const char *which, si
     const int count = r->shard->experts.count;
     bl_matrix *first = (bl_matrix *)((char *)l->experts + at);
     snprintf(name, sizeof name, "layers.%d.ffn.experts.%s.weight", l->index, which);
-    if (bl_checkpoint_find(r->c, name)) return resolve(r, name, EXPERT, rows, cols, first, sizeof(bl_expert), count, true);
+    if (!r->c || bl_checkpoint_find(r->c, name)) return resolve(r, name, EXPERT, rows, cols, first, sizeof(bl_expert), count, true);
     for (int e = 0; e < count; e++) {
         bl_matrix *m = (bl_matrix *)((char *)(l->experts + e) + at);
         snprintf(name, sizeof name, "layers.%d.ffn.experts.%d.%s.weight", l->index, r->shard->experts.first + e, which);
@@ -258,10 +261,12 @@ static bl_status resolve_experts(resolver *r, bl_layer *l, const char *which, si
 
 static bl_status resolve_table(resolver *r, bl_layer *l)
 {
-    const bl_config *c = &r->c->config;
+    const bl_config *c = r->config;
     const uint64_t rows = (uint64_t)c->engram_num_embeddings[l->engram_slot], width = (uint64_t)c->engram_head_dim;
     char name[512];
     const bl_tensor *codes, *scale;
+    l->engram.table = (bl_matrix){.kind = BL_W_FP8, .rows = (int64_t)rows, .cols = (int64_t)width};
+    if (!r->c) return add_handle(r, (bl_handle){.view = &l->engram.table, .count = 1, .host = true});
     snprintf(name, sizeof name, "layers.%d.engram.embed.weight", l->index);
     BL_TRY(find(r, name, &codes));
     if (codes->dtype != BL_DT_F8_E4M3) return wrong_dtype(r, codes, "F8_E4M3");
@@ -270,7 +275,6 @@ static bl_status resolve_table(resolver *r, bl_layer *l)
     BL_TRY(find(r, name, &scale));
     if (scale->dtype != BL_DT_F8_E8M0) return wrong_dtype(r, scale, "F8_E8M0");
     BL_TRY(expect_shape(r, scale, (const uint64_t[]){rows, width / 32}, 2));
-    l->engram.table = (bl_matrix){.kind = BL_W_FP8, .rows = (int64_t)rows, .cols = (int64_t)width};
     bl_handle h = {.tensor = codes, .view = &l->engram.table, .count = 1, .host = true};
     BL_TRY(add_handle(r, h));
     h.tensor = scale;
@@ -334,19 +338,32 @@ static bl_status resolve_layer(resolver *r, bl_layer *l)
     return l->engram_slot >= 0 ? resolve_table(r, l) : BL_OK;
 }
 
-bl_status bl_weights_resolve(bl_weights *out, const bl_checkpoint *c, const bl_shard *shard, bl_error *err)
+static bl_status resolve_all(resolver *r)
 {
-    resolver r = {.w = out, .c = c, .shard = shard, .err = err};
-    measure(&r);
-    BL_TRY(resolve(&r, "embed.weight", BF16, shard->vocab.count, r.dims[HIDDEN], &out->embed, 0, 1, false));
-    BL_TRY(resolve(&r, "norm.weight", BF16_VECTOR, 1, r.dims[HIDDEN], &out->norm, 0, 1, false));
-    BL_TRY(resolve(&r, "head.weight", BF16, shard->vocab.count, r.dims[HIDDEN], &out->head, 0, 1, false));
-    out->layer_count = shard->layers.count;
-    out->layers = bl_arena_array(&out->arena, (size_t)out->layer_count, sizeof *out->layers);
-    if (!out->layers) return out_of_memory(&r);
-    for (int i = 0; i < out->layer_count; i++) {
-        set_role(&out->layers[i], &c->config, shard->layers.first + i);
-        BL_TRY(resolve_layer(&r, &out->layers[i]));
+    bl_weights *w = r->w;
+    const bl_shard *shard = r->shard;
+    measure(r);
+    BL_TRY(resolve(r, "embed.weight", BF16, shard->vocab.count, r->dims[HIDDEN], &w->embed, 0, 1, false));
+    BL_TRY(resolve(r, "norm.weight", BF16_VECTOR, 1, r->dims[HIDDEN], &w->norm, 0, 1, false));
+    BL_TRY(resolve(r, "head.weight", BF16, shard->vocab.count, r->dims[HIDDEN], &w->head, 0, 1, false));
+    w->layer_count = shard->layers.count;
+    w->layers = bl_arena_array(&w->arena, (size_t)w->layer_count, sizeof *w->layers);
+    if (!w->layers) return out_of_memory(r);
+    for (int i = 0; i < w->layer_count; i++) {
+        set_role(&w->layers[i], r->config, shard->layers.first + i);
+        BL_TRY(resolve_layer(r, &w->layers[i]));
     }
     return BL_OK;
+}
+
+bl_status bl_weights_resolve(bl_weights *out, const bl_checkpoint *c, const bl_shard *shard, bl_error *err)
+{
+    resolver r = {.w = out, .config = &c->config, .c = c, .shard = shard, .err = err};
+    return resolve_all(&r);
+}
+
+bl_status bl_weights_describe(bl_weights *out, const bl_config *c, const bl_shard *shard, bl_error *err)
+{
+    resolver r = {.w = out, .config = c, .shard = shard, .err = err};
+    return resolve_all(&r);
 }

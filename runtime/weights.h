@@ -88,6 +88,8 @@ typedef struct bl_weights {
 /* Find every tensor the text model needs and hold its dtype and shape against the config: all views' kinds and shapes are set,
  * no addresses yet. BL_E_INPUT names the tensor. Nothing of any payload is read. out starts zeroed; destroy it in any case. */
 bl_status bl_weights_resolve(bl_weights *out, const bl_checkpoint *c, const bl_shard *shard, bl_error *err);
+/* The same without a checkpoint: kinds as released, handles without tensors. The caller fills in the addresses (benchmarks). */
+bl_status bl_weights_describe(bl_weights *out, const bl_config *c, const bl_shard *shard, bl_error *err);
 /* Map the files and fill in the addresses. Engram tables are always mapped, whatever access says: they are never resident. */
 struct bl_backend;
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, struct bl_backend *b, bl_error *err);

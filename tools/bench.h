@@ -92,7 +92,9 @@ bl_status bench_disk_ceiling(bench *b, bench_subject *s, const char *folder, uin
 int bench_cast(int argc, char **argv);
 int bench_ceilings(int argc, char **argv);
 int bench_convert(int argc, char **argv);
+int bench_decode(int argc, char **argv);
 int bench_hash(int argc, char **argv);
+int bench_prefill(int argc, char **argv);
 int bench_linear(int argc, char **argv);
 int bench_ops(int argc, char **argv);
 

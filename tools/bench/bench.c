@@ -15,9 +15,11 @@ static const struct {
     {"cast", bench_cast, "fp4 and fp8 weights to bf16 in memory, beside the copy rate"},
     {"ceilings", bench_ceilings, "what this machine can do: copy, read, hash, multiply-add, write"},
     {"convert", bench_convert, "whole conversions, beside what the disk takes and the CPUs hash"},
+    {"decode", bench_decode, "one token through layers of the released widths, beside the read rate"},
     {"hash", bench_hash, "chunk and value digests in memory"},
     {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
     {"ops", bench_ops, "attention, index scores, residual streams and selections"},
+    {"prefill", bench_prefill, "a prompt through the same, beside the multiply-add peak"},
 };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 

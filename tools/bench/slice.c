@@ -1,0 +1,311 @@
+#include "tools/bench/slice.h"
+
+#include "kernels/cast.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ROLES = 64, CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_ROWS = 100000, TEMPLATE = 1 << 20 };
+
+struct slice {
+    bl_model *model;
+    bl_sequence *sequence;
+    int32_t ids[BL_PASS_TOKENS];
+    float *logits;
+    int expert_sets;
+    uint64_t state; /* of the random ids */
+};
+
+/* ---- the config */
+
+typedef struct text {
+    char p[4096];
+    size_t n;
+} text;
+
+static void put(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(text *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    t->n += (size_t)vsnprintf(t->p + t->n, sizeof t->p - t->n, format, args);
+    va_end(args);
+}
+
+/* "key": [layers whose role is among which] */
+static int put_layers(text *t, const char *key, const char *roles, const char *which)
+{
+    int n = 0;
+    put(t, "\"%s\":[", key);
+    for (int i = 0; roles[i]; i++)
+        if (strchr(which, roles[i])) put(t, "%s%d", n++ ? "," : "", i);
+    put(t, "],");
+    return n;
+}
+
+static int ratio(char role)
+{
+    return strchr("pq", role) ? 2 : strchr("srf", role) ? 1 : 0;
+}
+
+static bl_status make_config(bl_config *c, const char *roles, int vocab, bl_arena *arena, bl_error *err)
+{
+    text t = {.n = 0};
+    const char *s = strchr(roles, 's');
+    put(&t, "{\"model_type\":\"deepseek_v41\",\"vocab_size\":%d,\"hidden_size\":5120,\"moe_intermediate_size\":2304,"
+            "\"num_hidden_layers\":%zu,\"num_attention_heads\":64,\"head_dim\":512,\"qk_rope_head_dim\":64,\"q_lora_rank\":1280,"
+            "\"o_lora_rank\":1024,\"o_groups\":8,\"n_routed_experts\":384,\"n_shared_experts\":1,\"num_experts_per_tok\":6,"
+            "\"sliding_window\":128,\"max_position_embeddings\":1048576,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,\"hc_eps\":1e-6,"
+            "\"rms_norm_eps\":1e-20,\"swiglu_limit\":10.0,\"routed_scaling_factor\":1.5,\"norm_topk_prob\":true,\"rope_theta\":10000,"
+            "\"compress_rope_theta\":160000,\"index_n_heads\":32,\"index_head_dim\":128,\"index_topk\":512,"
+            "\"candidate_source_layer_id\":%d,\"candidate_topk_blocks\":2048,\"candidate_block_size\":8,\"bos_token_id\":0,"
+            "\"eos_token_id\":1,\"pad_token_id\":2,\"num_nextn_predict_layers\":0,\"engram_max_ngram_size\":%d,\"engram_n_heads\":8,"
+            "\"engram_head_dim\":256,\"engram_pad_token_id\":2,\"engram_vocab_size\":1000,\"engram_compressed_vocab_size\":%d,",
+        vocab, strlen(roles), s ? (int)(s - roles) : -1, ORDER, CLASSES);
+    put_layers(&t, "kv_source_layer_ids", roles, "ps");
+    put_layers(&t, "index_source_layer_ids", roles, "psf");
+    const int tables = put_layers(&t, "engram_layer_ids", roles, "e");
+    put(&t, "\"engram_num_embeddings\":[");
+    for (int i = 0; i < tables; i++) put(&t, "%s%d", i ? "," : "", TABLE_ROWS);
+    put(&t, "],\"compress_ratios\":[");
+    for (int i = 0; roles[i]; i++) put(&t, "%s%d", i ? "," : "", ratio(roles[i]));
+    put(&t, "]}");
+    return bl_config_parse(t.p, t.n, "the benchmark's config", arena, c, err);
+}
+
+/* ---- made-up weights */
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 24;
+}
+
+static uint64_t code_bytes(const bl_matrix *m)
+{
+    const uint64_t n = (uint64_t)m->rows * (uint64_t)m->cols;
+    return m->kind == BL_W_BF16 ? 2 * n : m->kind == BL_W_F32 ? 4 * n : m->kind == BL_W_FP4 ? n / 2 : n;
+}
+
+static uint64_t scale_bytes(const bl_matrix *m, bool host)
+{
+    const uint64_t rows = (uint64_t)m->rows, blocks = ((uint64_t)m->cols + 31) / 32;
+    if (m->kind == BL_W_FP4 || host) return rows * blocks;
+    return m->kind == BL_W_FP8 ? (rows + 31) / 32 * blocks : 0;
+}
+
+/* Values of a size that keeps activations near 1 through a product of these columns. */
+static void fill(uint8_t *to, uint64_t bytes, const uint8_t *pattern)
+{
+    for (uint64_t at = 0; at < bytes; at += TEMPLATE) memcpy(to + at, pattern, bytes - at < TEMPLATE ? bytes - at : TEMPLATE);
+}
+
+static void make_pattern(uint8_t *p, bl_weight_kind kind, int64_t cols)
+{
+    uint64_t state = (uint64_t)kind + 17;
+    int exponent = 0; /* -log2(cols) / 2 */
+    for (int64_t n = cols; n > 1; n /= 4) exponent--;
+    for (size_t i = 0; i < TEMPLATE; i += 4) {
+        uint32_t v = (uint32_t)next_random(&state);
+        if (kind == BL_W_FP8) v &= 0xbfbfbfbf; /* no NaN */
+        if (kind == BL_W_BF16) v = (v & 0x807f807f) | 0x00010001u * ((uint32_t)(127 + exponent) << 7);
+        if (kind == BL_W_F32) v = (v & 0x807fffff) | (uint32_t)(127 + exponent) << 23;
+        memcpy(p + i, &v, 4);
+    }
+}
+
+/* fp8 codes below 2 in size are about 0.3, fp4 codes about 3. */
+static int scale_byte(const bl_matrix *m)
+{
+    int exponent = m->kind == BL_W_FP8 ? 127 + 1 : 127 - 2;
+    for (int64_t n = m->cols; n > 1; n /= 4) exponent--;
+    return exponent;
+}
+
+static bl_status make_view(bench *b, const bl_handle *h, uint8_t *pattern, int sets, bl_error *err)
+{
+    bl_matrix *m = h->view;
+    const uint64_t codes = code_bytes(m), scales = scale_bytes(m, h->host);
+    const int n = h->count < sets ? h->count : sets;
+    void *code_memory, *scale_memory = NULL;
+    make_pattern(pattern, m->kind, m->rows == 1 ? 1 : m->cols); /* norms and biases stay near 1 */
+    BL_TRY(bench_memory(b, (size_t)n * codes, &code_memory, err));
+    fill(code_memory, (uint64_t)n * codes, pattern);
+    if (scales) {
+        BL_TRY(bench_memory(b, (size_t)n * scales, &scale_memory, err));
+        memset(scale_memory, scale_byte(m), (size_t)n * scales);
+    }
+    for (int i = 0; i < h->count; i++) {
+        bl_matrix *view = (bl_matrix *)((char *)m + (size_t)i * h->view_step);
+        view->codes = (uint8_t *)code_memory + (uint64_t)(i % n) * codes;
+        view->scale = scale_memory ? (uint8_t *)scale_memory + (uint64_t)(i % n) * scales : NULL;
+    }
+    return BL_OK;
+}
+
+/* Layers share the experts of the first one. */
+static void share_experts(bl_weights *w)
+{
+    for (int i = 1; i < w->layer_count; i++) w->layers[i].experts = w->layers[0].experts;
+}
+
+static bool expert_of_later_layer(const bl_weights *w, const bl_matrix *view)
+{
+    for (int i = 1; i < w->layer_count; i++) {
+        const bl_expert *e = w->layers[i].experts;
+        if (view == &e->w1 || view == &e->w3 || view == &e->w2) return true;
+    }
+    return false;
+}
+
+static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_error *err)
+{
+    bl_weights *w = &s->model->weights;
+    static uint8_t pattern[TEMPLATE];
+    const bl_expert *e = &w->layers[0].experts[0];
+    const uint64_t one = code_bytes(&e->w1) * 3 + scale_bytes(&e->w1, false) * 3;
+    s->expert_sets = expert_bytes / one < 8 ? 8 : expert_bytes / one > 384 ? 384 : (int)(expert_bytes / one);
+    for (size_t i = 0; i < w->handle_count; i++)
+        if (!expert_of_later_layer(w, w->handles[i].view)) BL_TRY(make_view(b, &w->handles[i], pattern, s->expert_sets, err));
+    share_experts(w);
+    for (int i = 0; i < w->layer_count; i++) {
+        if (w->layers[i].engram_slot < 0) continue;
+        void *qk;
+        const size_t n = (size_t)BL_HC_MULT * (size_t)s->model->config.hidden_size;
+        BL_TRY(bench_memory(b, n * sizeof(float), &qk, err));
+        for (size_t k = 0; k < n; k++) ((float *)qk)[k] = 1;
+        w->layers[i].engram.qk = qk;
+    }
+    return BL_OK;
+}
+
+/* Addresses without a tokenizer: every id its own class, column ranges of equal size. */
+static bl_status make_engram(bl_model *m, bl_error *err)
+{
+    const size_t L = (size_t)m->config.engram_count, cells = L * COLUMNS;
+    bl_engram *e = calloc(1, sizeof *e);
+    m->engram = e;
+    if (!e) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    *e = (bl_engram){.layers = (int)L, .order = ORDER, .heads = COLUMNS / (ORDER - 1), .columns = COLUMNS, .pad = 2};
+    e->map_size = e->classes = m->config.vocab_size;
+    e->map = calloc((size_t)e->map_size, sizeof *e->map);
+    e->multipliers = calloc(L * ORDER, sizeof *e->multipliers);
+    e->primes = calloc(cells, sizeof *e->primes);
+    e->offsets = calloc(cells, sizeof *e->offsets);
+    if (!e->map || !e->multipliers || !e->primes || !e->offsets) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    for (int i = 0; i < e->map_size; i++) e->map[i] = i;
+    for (size_t i = 0; i < L * ORDER; i++) e->multipliers[i] = (int64_t)(2 * i + 1000003);
+    for (size_t i = 0; i < cells; i++) {
+        e->primes[i] = TABLE_ROWS / COLUMNS;
+        e->offsets[i] = (int64_t)(i % COLUMNS) * e->primes[i];
+    }
+    return BL_OK;
+}
+
+static bl_status create(slice *s, bench *b, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+{
+    s->model = calloc(1, sizeof *s->model);
+    if (!s->model) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    bl_model *m = s->model;
+    BL_TRY(make_config(&m->config, roles, vocab, &m->weights.arena, err));
+    m->shard = bl_shard_single(&m->config);
+    BL_TRY(bl_weights_describe(&m->weights, &m->config, &m->shard, err));
+    BL_TRY(make_weights(s, b, expert_bytes, err));
+    if (m->config.engram_count) BL_TRY(make_engram(m, err));
+    const bl_model_options o = {.cpu = b->cpu, .threads = bl_pool_threads(b->pool)};
+    BL_TRY(bl_model_prepare(m, &o, err));
+    s->logits = malloc((size_t)vocab * sizeof *s->logits);
+    return s->logits ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+}
+
+bl_status slice_create(slice **out, bench *b, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+{
+    slice *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    bl_status status = create(s, b, roles, expert_bytes, vocab, err);
+    if (status != BL_OK) slice_destroy(&s);
+    *out = s;
+    return status;
+}
+
+void slice_destroy(slice **slice_)
+{
+    slice *s = *slice_;
+    if (!s) return;
+    bl_sequence_destroy(&s->sequence);
+    bl_model_close(&s->model);
+    free(s->logits);
+    free(s);
+    *slice_ = NULL;
+}
+
+/* ---- sequences */
+
+/* The same row everywhere: what it holds makes no difference to the time. */
+static void fill_cache(slice *s, int64_t length)
+{
+    const bl_config *c = &s->model->config;
+    bl_op_kernels ops;
+    uint16_t x[4096];
+    uint8_t row[8192];
+    bl_op_init(&ops, 0);
+    for (int i = 0; i < 4096; i++) x[i] = bl_f32_to_bf16((float)((i * 37) % 64 - 32) / 32);
+    ops.pack_window(row, x, c->head_dim);
+    for (int l = 0; l < s->model->weights.layer_count; l++)
+        for (int64_t p = 0; p < bl_ring_rows(c); p++)
+            memcpy(bl_cache_window(&s->sequence->cache, l, p), row, bl_window_row_bytes(c->head_dim));
+    for (int k = 0; k < c->kv_source_count; k++)
+        for (int64_t e = 0; e < length / c->compress_ratios[c->kv_source_layer_ids[k]]; e++) {
+            x[e % 4096] ^= 0x8000; /* so that scores differ */
+            ops.pack_latent(bl_cache_latent(&s->sequence->cache, k, e), x, c->head_dim);
+            ops.pack_index(bl_cache_key(&s->sequence->cache, k, e), x, c->index_head_dim);
+        }
+    memset(s->sequence->cache.open, 0, (size_t)c->kv_source_count * 2 * (size_t)c->head_dim * sizeof(float));
+}
+
+bl_status slice_start(slice *s, int64_t length, bl_error *err)
+{
+    bl_sequence_destroy(&s->sequence);
+    BL_TRY(bl_sequence_create(&s->sequence, s->model, err));
+    BL_TRY(bl_cache_reserve(&s->sequence->cache, length, err));
+    fill_cache(s, length);
+    s->sequence->length = length;
+    return BL_OK;
+}
+
+bl_status slice_run(slice *s, int64_t n, bl_error *err)
+{
+    for (int64_t i = 0; i < n; i++) s->ids[i] = (int32_t)(next_random(&s->state) % (uint64_t)s->model->config.vocab_size);
+    const bl_span span = {.sequence = s->sequence, .ids = s->ids, .count = n, .logits_from = n - 1};
+    return bl_forward(s->model, &span, 1, s->logits, NULL, err);
+}
+
+/* ---- costs */
+
+slice_cost slice_token_cost(const slice *s)
+{
+    const bl_weights *w = &s->model->weights;
+    slice_cost cost = {0};
+    for (size_t i = 0; i < w->handle_count; i++) {
+        const bl_handle *h = &w->handles[i];
+        const bl_matrix *m = h->view;
+        if (h->host || m == &w->embed) continue;
+        const double times = h->count > 1 ? s->model->config.num_experts_per_tok : 1;
+        cost.bytes += times * (double)(code_bytes(m) + scale_bytes(m, false));
+        if (m->rows > 1) cost.flop += times * 2 * (double)m->rows * (double)m->cols;
+    }
+    return cost;
+}
+
+int slice_layers(const slice *s)
+{
+    return s->model->weights.layer_count;
+}
+
+int slice_expert_sets(const slice *s)
+{
+    return s->expert_sets;
+}
