@@ -16,7 +16,7 @@ typedef enum bl_check { BL_CHECK_NONE = 0, BL_CHECK_FAST, BL_CHECK_FULL } bl_che
 
 typedef struct bl_model_options {
     bl_access access;
-    bl_check check;  /* how much is proven first: nothing; sizes and headers; everything (verify level 3) */
+    bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL verifies at level 3 first */
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
     bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */

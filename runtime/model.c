@@ -1,5 +1,7 @@
 #include "runtime/model.h"
 
+#include "verify/verify.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,6 +127,28 @@ static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *
     return BL_OK;
 }
 
+/* The first thing that verification found. */
+typedef struct first_finding {
+    bl_error *err;
+    bool seen;
+} first_finding;
+
+static void on_finding(void *arg, const bl_finding *f)
+{
+    first_finding *first = arg;
+    if (!first->seen) (void)bl_fail(first->err, BL_E_INPUT, f->path, f->tensor, f->begin, "%s", f->message);
+    first->seen = true;
+}
+
+static bl_status prove(const char *path, const bl_model_options *o, bl_error *err)
+{
+    first_finding first = {.err = err};
+    bl_verify_report report;
+    const bl_verify_options v = {.level = 3, .jobs = o->threads, .cpu = o->cpu, .on_finding = on_finding, .arg = &first};
+    const bl_status s = bl_verify(path, &v, &report, err);
+    return s == BL_E_FINDING ? BL_E_INPUT : s;
+}
+
 static bl_status open_model(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
 {
     BL_TRY(bl_checkpoint_open(&m->checkpoint, path, NULL, err));
@@ -133,6 +157,7 @@ static bl_status open_model(bl_model *m, const char *path, const bl_model_option
     m->shard = bl_shard_single(&m->config);
     BL_TRY(bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, err));
     BL_TRY(open_tokenizer(m, path, o, err));
+    if (o->check == BL_CHECK_FULL) BL_TRY(prove(path, o, err));
     BL_TRY(bl_model_prepare(m, o, err));
     return bl_weights_load(&m->weights, m->checkpoint, o->access, m->backend, err);
 }

@@ -11,7 +11,7 @@ struct cpu_product;
 
 enum {
     CPU_ALIGN = 64,
-    CPU_BLOCK = 96,    /* tokens packed together: as many as a panel of decoded weights serves at once */
+    CPU_BLOCK = 96,    /* tokens packed together: as many as a panel of decoded weights serves at once; a multiple of 3 */
     CPU_TILE = 32,     /* weight rows of an item when there are many tokens: the least that experts can take */
     CPU_FEW = 3,       /* tokens up to which an item is sized by the bytes of its weights */
     CPU_TILE_MAX = 4096

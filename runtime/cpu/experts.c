@@ -30,13 +30,23 @@ struct cpu_experts {
     uint8_t *x_pack, *a_pack;
 };
 
+/* Bytes that groups of together n tokens pack into, however they are cut: the dearest block for each token, and what even blocks add
+ * (3 tokens for each block of at least 48). */
+static uint64_t group_pack_bytes(const bl_cpu *c, int64_t n, int64_t cols)
+{
+    size_t most = 0;
+    for (int64_t t = 1; t <= CPU_BLOCK; t++) {
+        const size_t each = (bl_cpu_blocks(c, NULL, t, cols).stride + (size_t)t - 1) / (size_t)t;
+        if (each > most) most = each;
+    }
+    return (uint64_t)(n + n / 16 + 16) * most;
+}
+
 bl_status bl_cpu_experts_init(bl_cpu *c, bl_error *err)
 {
     const bl_config *f = &c->config;
     const uint64_t T = (uint64_t)c->max_tokens, k = (uint64_t)f->num_experts_per_tok, slots = T * (k + 1);
     const uint64_t D = (uint64_t)f->hidden_size, inter = (uint64_t)f->moe_intermediate_size, E = (uint64_t)c->shard.experts.count;
-    /* n tokens pack into no more than n times one token, plus what even blocks add (3 for each block of at least 48) */
-    const uint64_t packs = slots + slots / 16 + 16;
     struct cpu_experts *e = bl_cpu_keep(c, sizeof *e);
     if (e) {
         *e = (struct cpu_experts){
@@ -50,8 +60,8 @@ bl_status bl_cpu_experts_init(bl_cpu *c, bl_error *err)
             .x = bl_cpu_keep(c, slots * D * sizeof *e->x),
             .a = bl_cpu_keep(c, slots * inter * sizeof *e->a),
             .y = bl_cpu_keep(c, slots * D * sizeof *e->y),
-            .x_pack = bl_cpu_keep(c, packs * bl_cpu_blocks(c, NULL, 1, f->hidden_size).stride),
-            .a_pack = bl_cpu_keep(c, packs * bl_cpu_blocks(c, NULL, 1, f->moe_intermediate_size).stride),
+            .x_pack = bl_cpu_keep(c, group_pack_bytes(c, (int64_t)slots, f->hidden_size)),
+            .a_pack = bl_cpu_keep(c, group_pack_bytes(c, (int64_t)slots, f->moe_intermediate_size)),
         };
     }
     c->experts = e;
@@ -217,7 +227,7 @@ static void pack_x(void *arg, int64_t item, int worker)
 /* Worker memory of up_item: gate and up rows of a tile, then the tile's scratch. */
 static int64_t up_values(void)
 {
-    const int64_t many = (int64_t)(CPU_BLOCK + 2) * CPU_TILE, few = (int64_t)CPU_FEW * (CPU_TILE_MAX + UP_ROWS);
+    const int64_t many = (int64_t)(CPU_BLOCK) * CPU_TILE, few = (int64_t)CPU_FEW * (CPU_TILE_MAX + UP_ROWS);
     return many > few ? many : few;
 }
 

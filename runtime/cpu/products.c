@@ -34,8 +34,7 @@ cpu_packed bl_cpu_blocks(const bl_cpu *c, void *data, int64_t n, int64_t cols)
 
 size_t bl_cpu_packed_bytes(const bl_linear_kernels *k, int64_t n, int64_t cols)
 {
-    /* + 2: what rounding to a multiple of three may add */
-    return align_up(k->packed_bytes(CPU_BLOCK + 2, cols)) * (size_t)((n + CPU_BLOCK - 1) / CPU_BLOCK);
+    return align_up(k->packed_bytes(CPU_BLOCK, cols)) * (size_t)((n + CPU_BLOCK - 1) / CPU_BLOCK);
 }
 
 typedef struct pack_job {
@@ -101,14 +100,14 @@ int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int6
 /* Floats of a tile's fp32 result: rows of a few tokens or of a block; multiples are at most 32. */
 static int64_t tile_floats(void)
 {
-    const int64_t many = (int64_t)(CPU_BLOCK + 2) * CPU_TILE, few = (int64_t)CPU_FEW * (CPU_TILE_MAX + 32);
+    const int64_t many = (int64_t)(CPU_BLOCK) * CPU_TILE, few = (int64_t)CPU_FEW * (CPU_TILE_MAX + 32);
     return many > few ? many : few;
 }
 
 size_t bl_cpu_tile_bytes(const bl_cpu *c, int64_t cols)
 {
     size_t most = 0;
-    for (int64_t n = 1; n <= CPU_BLOCK + 2; n++) {
+    for (int64_t n = 1; n <= CPU_BLOCK; n++) {
         size_t bytes = c->linear.scratch_bytes(n, cols);
         if (bytes > most) most = bytes;
     }
