@@ -166,7 +166,9 @@ bl_status bl_sums_read(const char *path, bl_arena *arena, bl_sum_line **lines, s
         at = (size_t)(end - text) + 1;
     }
     free(text);
-    qsort(out, *count, out ? sizeof *out : 1, by_name);
+    if (*count) {
+        qsort(out, *count, sizeof *out, by_name);
+    }
     for (size_t i = 1; s == BL_OK && i < *count; i++) {
         if (!strcmp(out[i].name, out[i - 1].name)) {
             s = bl_fail(err, BL_E_INPUT, path, out[i].name, -1, "is listed twice");

@@ -205,7 +205,9 @@ bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *aren
         bl_find(f, 3, join(arena, c->path, BL_SUMS_NAME), NULL, -1, -1, "is missing: nothing proves the manifests");
     }
     BL_TRY(walk(&g, "", g.line_count > 0, err));
-    qsort(out->items, out->count, out->items ? sizeof *out->items : 1, by_path);
+    if (out->count) {
+        qsort(out->items, out->count, sizeof *out->items, by_path);
+    }
     return BL_OK;
 }
 
