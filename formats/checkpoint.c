@@ -1,6 +1,7 @@
 #include "formats/checkpoint.h"
 
 #include "formats/checkpoint_build.h"
+#include "formats/foreign.h"
 #include "formats/json.h"
 
 #include <dirent.h>
@@ -110,6 +111,30 @@ bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count)
     return BL_OK;
 }
 
+bl_status bl_build_unread(bl_build *b, const char *name)
+{
+    bl_checkpoint *c = b->c;
+    if (c->unread_count == b->unread_cap) {
+        size_t cap = b->unread_cap ? 2 * b->unread_cap : 64;
+        const char **grown = bl_arena_array(&c->arena, cap, sizeof *grown);
+        if (!grown) {
+            return no_memory(b);
+        }
+        if (c->unread_count) {
+            memcpy(grown, c->unread, c->unread_count * sizeof *grown);
+        }
+        c->unread = grown;
+        b->unread_cap = cap;
+    }
+    c->unread[c->unread_count++] = name;
+    return BL_OK;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 static int by_name_and_file(const void *a, const void *b)
 {
     int order = bl_tensor_by_name(a, b);
@@ -134,6 +159,9 @@ bl_status bl_build_finish(bl_build *b)
         c->tensors[kept++] = *t;
     }
     c->tensor_count = kept;
+    if (c->unread_count) {
+        qsort(c->unread, c->unread_count, sizeof *c->unread, by_text);
+    }
     return BL_OK;
 }
 
@@ -147,7 +175,7 @@ bl_status bl_build_config(bl_build *b, const char *folder)
     if (!path) {
         return no_memory(b);
     }
-    bl_status s = bl_file_slurp(path, MAX_CONFIG, &text, &n, &e);
+    bl_status s = bl_foreign_slurp(path, MAX_CONFIG, &text, &n, &e);
     if (s == BL_OK) {
         s = bl_config_parse(text, n, path, &c->arena, &c->config, &e);
         c->has_config = s == BL_OK;
@@ -159,11 +187,6 @@ bl_status bl_build_config(bl_build *b, const char *folder)
 bool bl_build_name_ok(const char *name, size_t n)
 {
     return n > 0 && n < 256 && name[0] != '.' && !memchr(name, '/', n) && bl_text_is_clean(name, n);
-}
-
-static int by_text(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 static bool is_safetensors(const char *name)
@@ -292,6 +315,12 @@ const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name)
     return c->tensor_count
                ? bsearch(name, c->tensors, c->tensor_count, sizeof *c->tensors, name_against_tensor)
                : NULL;
+}
+
+bool bl_checkpoint_unread(const bl_checkpoint *c, const char *name)
+{
+    return c->unread_unknown || (c->unread_count && bsearch(&name, c->unread, c->unread_count,
+                                                            sizeof *c->unread, by_text) != NULL);
 }
 
 const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t)

@@ -35,6 +35,10 @@ typedef struct bl_checkpoint {
     const bl_manifest *manifest;   /* packed models; NULL otherwise */
     const bl_rank_manifest *rank;  /* likewise: the manifest of the rank that was opened */
     size_t problems;               /* reported through on_problem */
+    const char **unread;           /* [unread_count], sorted: tensors that the index or manifest places in files that could
+                                      not be read */
+    size_t unread_count;
+    bool unread_unknown;           /* a file could not be read, and nothing says which tensors it would have had */
     bl_arena arena;
 } bl_checkpoint;
 
@@ -65,6 +69,9 @@ void bl_checkpoint_close(bl_checkpoint **c);
 
 /* By name; NULL when absent. O(log n). */
 const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name);
+/* Is there no tensor of this name only because its file could not be read (tolerate)? Whoever looks for it need not report it
+ * too. */
+bool bl_checkpoint_unread(const bl_checkpoint *c, const char *name);
 /* The file of a tensor. */
 const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t);
 

@@ -7,7 +7,7 @@
 typedef struct bl_build {
     bl_checkpoint *c;
     const bl_checkpoint_options *options;
-    size_t file_cap, tensor_cap;
+    size_t file_cap, tensor_cap, unread_cap;
     bl_error *err;
 } bl_build;
 
@@ -28,6 +28,9 @@ bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_h
 
 /* Append tensors. */
 bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count);
+
+/* Note a tensor whose file could not be read. bl_build_finish sorts them. */
+bl_status bl_build_unread(bl_build *b, const char *name);
 
 /* Sort the tensors by name and add up their bytes; a name that occurs twice is a problem, and only the first is kept. */
 bl_status bl_build_finish(bl_build *b);

@@ -1,5 +1,6 @@
 /* Hugging Face checkpoint folders: config.json, shards, index. */
 #include "formats/checkpoint_build.h"
+#include "formats/foreign.h"
 #include "formats/json.h"
 
 #include <errno.h>
@@ -27,6 +28,7 @@ typedef struct folder {
     const char **shards; /* names the index uses (or, without one, those in the folder), sorted, each once */
     size_t shard_count;
     int64_t *opened; /* [shard_count] place in files, -1 = could not be read */
+    bool unread;     /* some could not */
 } folder;
 
 static bl_status no_memory(const folder *f)
@@ -120,7 +122,7 @@ static bl_status read_index(folder *f)
     if (lstat(f->index_path, &st) != 0 && errno == ENOENT) {
         return BL_OK; /* a dangling link, in contrast, is an index that is missing */
     }
-    bl_status s = bl_file_slurp(f->index_path, MAX_INDEX, &text, &n, &e);
+    bl_status s = bl_foreign_slurp(f->index_path, MAX_INDEX, &text, &n, &e);
     s = s == BL_OK ? read_index_text(f, text, n) : bl_build_problem(f->b, s, &e);
     free(text);
     return s;
@@ -220,6 +222,21 @@ static bl_status check_of_counts(folder *f)
     return BL_OK;
 }
 
+/* What the shards that could not be read would have held. */
+static bl_status note_unread(folder *f)
+{
+    for (size_t i = 0; i < f->shard_count; i++) {
+        f->unread |= f->opened[i] < 0;
+    }
+    f->b->c->unread_unknown = f->unread && !f->has_index;
+    for (size_t i = 0; f->unread && i < f->entry_count; i++) {
+        if (f->opened[shard_place(f, f->entries[i].file)] < 0) {
+            BL_TRY(bl_build_unread(f->b, f->entries[i].tensor));
+        }
+    }
+    return BL_OK;
+}
+
 static bl_status open_shards(folder *f)
 {
     f->opened = bl_arena_array(&f->b->c->arena, f->shard_count, sizeof *f->opened);
@@ -249,7 +266,7 @@ static bl_status open_shards(folder *f)
             BL_TRY(bl_build_tensors(f->b, h.tensors, h.count));
         }
     }
-    return BL_OK;
+    return note_unread(f);
 }
 
 static bl_status check_entry(folder *f, const entry *e)
@@ -286,7 +303,7 @@ static bl_status check_against_index(folder *f)
             BL_TRY(bl_build_report(f->b, c->files[t->file].path, t->name, -1, "is not in the index"));
         }
     }
-    if (f->b->options->tolerate && f->has_total && f->total_size != c->tensor_bytes) {
+    if (f->b->options->tolerate && f->has_total && f->total_size != c->tensor_bytes && !f->unread) {
         BL_TRY(bl_build_report(f->b, f->index_path, "metadata.total_size", -1,
                                "is %" PRIu64 ", the tensors have %" PRIu64 " bytes", f->total_size,
                                c->tensor_bytes));

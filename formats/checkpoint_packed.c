@@ -169,6 +169,7 @@ bl_status bl_checkpoint_read_packed(bl_build *b, const char *folder)
     BL_TRY(read_manifests(b, folder));
     BL_TRY(bl_build_config(b, folder));
     if (!c->rank) {
+        c->unread_unknown = true;
         return BL_OK;
     }
     char buf[16];
@@ -188,6 +189,8 @@ bl_status bl_checkpoint_read_packed(bl_build *b, const char *folder)
         if (places[t.file] >= 0) {
             t.file = (uint32_t)places[t.file];
             BL_TRY(bl_build_tensors(b, &t, 1));
+        } else {
+            BL_TRY(bl_build_unread(b, t.name));
         }
     }
     return bl_build_finish(b);

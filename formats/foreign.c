@@ -1,5 +1,6 @@
 #include "formats/foreign.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -23,12 +24,12 @@ static void pointer_field(const char *text, const char *key, char *out, size_t c
     out[n] = 0;
 }
 
-static bl_status lfs_pointer(const bl_file *f, const char *text, bl_error *err)
+static bl_status lfs_pointer(const char *path, const char *text, bl_error *err)
 {
     char oid[128], size[32];
     pointer_field(text, "\noid ", oid, sizeof oid);
     pointer_field(text, "\nsize ", size, sizeof size);
-    return bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1,
+    return bl_fail(err, BL_E_INPUT, path, NULL, -1,
                    "a git-lfs pointer, not the file itself: fetch it (git lfs pull); oid %s, size %s", oid,
                    size);
 }
@@ -69,7 +70,7 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
     BL_TRY(bl_file_read(f, head, n, 0, err));
     head[n] = 0;
     if (starts(head, n, "version https://git-lfs")) {
-        return lfs_pointer(f, head, err);
+        return lfs_pointer(bl_file_path(f), head, err);
     }
     const char *what = markup(head);
     for (size_t i = 0; !what && i < sizeof known / sizeof *known; i++) {
@@ -84,4 +85,21 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
         what = "zero bytes where the header should be: a download or a copy that was never filled";
     }
     return what ? bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1, "%s", what) : BL_OK;
+}
+
+bl_status bl_foreign_slurp(const char *path, uint64_t max, char **out, size_t *size, bl_error *err)
+{
+    BL_TRY(bl_file_slurp(path, max, out, size, err));
+    const char *what = markup(*out);
+    bl_status s = BL_OK;
+    if (starts(*out, strlen(*out), "version https://git-lfs")) {
+        s = lfs_pointer(path, *out, err);
+    } else if (what) {
+        s = bl_fail(err, BL_E_INPUT, path, NULL, -1, "%s", what);
+    }
+    if (s != BL_OK) {
+        free(*out);
+        *out = NULL;
+    }
+    return s;
 }

@@ -1,6 +1,8 @@
 /* What the readers of the two manifests share. */
 #include "formats/manifest_read.h"
 
+#include "formats/foreign.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -226,5 +228,5 @@ bl_status bl_mread_slurp(const char *folder, const char *sub, bl_arena *arena, c
     }
     snprintf(p, size, "%s%s%s/manifest.json", folder, *sub ? "/" : "", sub);
     *path = p;
-    return bl_file_slurp(p, BL_MANIFEST_MAX_BYTES, text, n, err);
+    return bl_foreign_slurp(p, BL_MANIFEST_MAX_BYTES, text, n, err);
 }

@@ -7,7 +7,8 @@
 #include <errno.h>
 
 /* Length of the well-formed UTF-8 sequence at s (at most n bytes); 0 when it is none or a control character.
- * C1 controls and line separators count as controls: terminals and log readers act on them. */
+ * C1 controls, line separators and marks that turn the direction of text count as controls: terminals and log
+ * readers act on them. */
 static size_t printable(const unsigned char *s, size_t n)
 {
     unsigned c = s[0];
@@ -27,13 +28,13 @@ static size_t printable(const unsigned char *s, size_t n)
     }
     int overlong = (len == 3 && u < 0x800) || (len == 4 && u < 0x10000);
     int illegal = (u >= 0xd800 && u <= 0xdfff) || u > 0x10ffff;
-    int control = u < 0xa0 || u == 0x2028 || u == 0x2029;
+    int turns = u == 0x200e || u == 0x200f || (u >= 0x202a && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069) ||
+                u == 0x61c;
+    int control = u < 0xa0 || u == 0x2028 || u == 0x2029 || turns;
     return overlong || illegal || control ? 0 : len;
 }
 
-/* Copy src to dst (cap bytes), with everything unprintable as \xNN and, when quotes is set, ' as \'. Cut at a
- * character. */
-static void copy_escaped(char *dst, size_t cap, const char *src, int quotes)
+char *bl_text_escape(char *dst, size_t cap, const char *src, int quotes)
 {
     size_t n = strlen(src), o = 0;
     for (size_t i = 0; i < n;) {
@@ -56,6 +57,7 @@ static void copy_escaped(char *dst, size_t cap, const char *src, int quotes)
         i += len ? len : 1;
     }
     dst[o] = 0;
+    return dst;
 }
 
 static bl_status fill(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset,
@@ -63,9 +65,9 @@ static bl_status fill(bl_error *err, bl_status code, const char *path, const cha
 {
     err->code = code;
     err->offset = offset;
-    copy_escaped(err->path, sizeof err->path, path ? path : "", 0);
-    copy_escaped(err->tensor, sizeof err->tensor, tensor ? tensor : "", 1);
-    copy_escaped(err->message, sizeof err->message, message, 0);
+    bl_text_escape(err->path, sizeof err->path, path ? path : "", 0);
+    bl_text_escape(err->tensor, sizeof err->tensor, tensor ? tensor : "", 1);
+    bl_text_escape(err->message, sizeof err->message, message, 0);
     return code;
 }
 
@@ -85,12 +87,12 @@ bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *t
 
 bl_status bl_fail_errno(bl_error *err, int errno_value, int reading, const char *path, const char *doing)
 {
-    bl_status code = BL_E_IO;
-    if (errno_value == ENOMEM) {
-        code = BL_E_NOMEM;
-    } else if (reading && (errno_value == ENOENT || errno_value == ENOTDIR || errno_value == EISDIR ||
-                           errno_value == ELOOP)) {
-        code = BL_E_INPUT;
+    static const int of_the_input[] = {ENOENT, ENOTDIR, EISDIR, ELOOP, EACCES, EPERM, ENAMETOOLONG};
+    bl_status code = errno_value == ENOMEM ? BL_E_NOMEM : BL_E_IO;
+    for (size_t i = 0; reading && i < sizeof of_the_input / sizeof *of_the_input; i++) {
+        if (errno_value == of_the_input[i]) {
+            code = BL_E_INPUT;
+        }
     }
     char text[128];
     const char *why = strerror_r(errno_value, text, sizeof text);

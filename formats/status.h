@@ -39,9 +39,14 @@ typedef struct bl_error {
 bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *tensor, int64_t offset, const char *fmt,
                   ...) __attribute__((format(printf, 6, 7)));
 
-/* The same for a failed system call: the message ends in strerror(errno_value). ENOENT/ENOTDIR/EISDIR/ELOOP become
- * BL_E_INPUT when reading is nonzero, ENOMEM BL_E_NOMEM, everything else BL_E_IO. */
+/* The same for a failed system call: the message ends in strerror(errno_value). When reading is nonzero, what lies in the path
+ * itself (ENOENT, ENOTDIR, EISDIR, ELOOP, EACCES, EPERM, ENAMETOOLONG) becomes BL_E_INPUT; ENOMEM is BL_E_NOMEM, everything
+ * else BL_E_IO. */
 bl_status bl_fail_errno(bl_error *err, int errno_value, int reading, const char *path, const char *doing);
+
+/* Copy src to dst (cap bytes, at least 1), unprintable bytes as \xNN and, with quotes set, ' as \'; cut at a character.
+ * Returns dst. What every text in a bl_error has been through. */
+char *bl_text_escape(char *dst, size_t cap, const char *src, int quotes);
 
 /* Reset err to "no failure". err may be NULL. */
 void bl_error_clear(bl_error *err);

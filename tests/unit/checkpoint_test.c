@@ -199,7 +199,7 @@ static const breakage breakages[] = {
     {"list_map", list_map, "'weight_map'|not an object"},
     {"list_index", list_index, "'weight_map'|is missing"},
     {"bad_index", bad_index, INDEX "|expected a key"},
-    {"page_index", page_index, INDEX "|expected a value"},
+    {"page_index", page_index, INDEX "|HTML page"},
     {"folder_index", folder_index, INDEX "|a folder"},
     {"no_index", no_index, "2 *.safetensors files but no usable " INDEX},
     {"lfs_shard", lfs_shard, SHARD1 "|git-lfs pointer|sha256:77"},

@@ -51,6 +51,8 @@ static void test_everything_unprintable_is_escaped(void **state)
         {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* past U+10FFFF */
         {"\xc2\x9b", "\\xc2\\x9b"},                   /* C1 control */
         {"\xe2\x80\xa8", "\\xe2\\x80\\xa8"},          /* line separator */
+        {"\xe2\x80\xae", "\\xe2\\x80\\xae"},          /* right-to-left override */
+        {"\xe2\x81\xa6", "\\xe2\\x81\\xa6"},          /* isolate */
         {"\x7f", "\\x7f"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -85,8 +87,9 @@ static void test_errno_classes(void **state)
         int number, reading;
         bl_status code;
     } cases[] = {{ENOENT, 1, BL_E_INPUT}, {ENOTDIR, 1, BL_E_INPUT}, {EISDIR, 1, BL_E_INPUT},
-                 {ELOOP, 1, BL_E_INPUT},  {EIO, 1, BL_E_IO},        {EACCES, 1, BL_E_IO},
+                 {ELOOP, 1, BL_E_INPUT},  {EIO, 1, BL_E_IO},        {EACCES, 1, BL_E_INPUT},
                  {ENOMEM, 1, BL_E_NOMEM}, {ENOENT, 0, BL_E_IO},     {ENOSPC, 0, BL_E_IO},
+                 {EACCES, 0, BL_E_IO},    {EPERM, 1, BL_E_INPUT},   {ENAMETOOLONG, 1, BL_E_INPUT},
                  {ENOMEM, 0, BL_E_NOMEM}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bl_error e = {0};
