@@ -94,11 +94,12 @@ static bl_status find_scale(const bl_checkpoint *c, view *v, bl_stats *out, bl_e
     return BL_OK;
 }
 
-static void add_row(const view *v, bl_stats *s, const uint8_t *row, const uint8_t *scale)
+/* Elements [0, cols) of a row or of a piece of one; are all of them zero? */
+static bool add_elements(const view *v, bl_stats *s, const uint8_t *data, const uint8_t *scale, uint64_t cols)
 {
-    bool all_zero = v->cols > 0;
-    for (uint64_t i = 0; i < v->cols; i++) {
-        double x = load(v, row, i);
+    bool all_zero = true;
+    for (uint64_t i = 0; i < cols; i++) {
+        double x = load(v, data, i);
         if (scale) x *= (double)bl_e8m0_to_f32(scale[i / 32]);
         if (isnan(x)) {
             s->nans++;
@@ -118,7 +119,7 @@ static void add_row(const view *v, bl_stats *s, const uint8_t *row, const uint8_
             all_zero = false;
         }
     }
-    s->zero_rows += all_zero;
+    return all_zero;
 }
 
 static void add_scale_bytes(bl_stats *s, const uint8_t *p, uint64_t n)
@@ -129,31 +130,58 @@ static void add_scale_bytes(bl_stats *s, const uint8_t *p, uint64_t n)
     }
 }
 
-/* Rows are read in tiles of whole 32-row blocks (or all rows, when they are fewer). */
+/* What is read at once: whole rows, or a piece of one row that is wider than a tile. */
+typedef struct tile {
+    uint64_t row, rows, col, cols; /* col is a multiple of 64: whole bytes of codes and of scales */
+    uint8_t *data, *scales;
+    uint64_t data_bytes, scale_rows, scale_cols;
+} tile;
+
+static uint64_t bytes_of(const view *v, uint64_t elements)
+{
+    return v->fp4 ? elements / 2 : elements * (bl_dtype_bits(v->t->dtype) / 8);
+}
+
+static bl_status read_tile(const bl_checkpoint *c, const view *v, bl_stats *s, tile *t, bl_error *err)
+{
+    t->data_bytes = t->rows * bytes_of(v, t->cols);
+    uint64_t at = v->t->offset + t->row * v->row_bytes + bytes_of(v, t->col);
+    BL_TRY(bl_file_read(bl_checkpoint_file(c, v->t)->file, t->data, t->data_bytes, at, err));
+    if (v->t->dtype == BL_DT_F8_E8M0) add_scale_bytes(s, t->data, t->data_bytes);
+    if (!s->scale) return BL_OK;
+    uint64_t block = (uint64_t)s->block_rows, first = t->row / block;
+    t->scale_rows = (t->row + t->rows - 1) / block - first + 1;
+    t->scale_cols = t->cols / 32 + (t->cols % 32 != 0);
+    at = s->scale->offset + first * v->scale_cols + t->col / 32;
+    BL_TRY(bl_file_read(bl_checkpoint_file(c, s->scale)->file, t->scales, t->scale_rows * t->scale_cols, at, err));
+    add_scale_bytes(s, t->scales, t->scale_rows * t->scale_cols);
+    return BL_OK;
+}
+
 static bl_status scan(const bl_checkpoint *c, const view *v, bl_stats *s, bl_error *err)
 {
-    uint64_t per_tile = v->row_bytes ? TILE_BYTES / v->row_bytes : 1;
-    per_tile = per_tile < 32 ? 32 : per_tile / 32 * 32;
-    if (per_tile > v->rows) per_tile = v->rows;
-    uint8_t *tile = malloc(per_tile * v->row_bytes + 1);
-    uint8_t *scales = malloc(per_tile * v->scale_cols + 1);
-    bl_status st = tile && scales ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, v->t->name, -1, "out of memory");
-    for (uint64_t r0 = 0; st == BL_OK && r0 < v->rows; r0 += per_tile) {
-        uint64_t rows = v->rows - r0 < per_tile ? v->rows - r0 : per_tile;
-        st = bl_file_read(bl_checkpoint_file(c, v->t)->file, tile, rows * v->row_bytes, v->t->offset + r0 * v->row_bytes, err);
-        uint64_t block = (uint64_t)(s->scale ? s->block_rows : 1), grid0 = r0 / block, grid_rows = (rows + block - 1) / block;
-        if (st == BL_OK && s->scale) {
-            st = bl_file_read(bl_checkpoint_file(c, s->scale)->file, scales, grid_rows * v->scale_cols,
-                              s->scale->offset + grid0 * v->scale_cols, err);
-            add_scale_bytes(s, scales, grid_rows * v->scale_cols);
+    uint64_t most = TILE_BYTES / 8, per_tile = v->row_bytes && v->row_bytes <= TILE_BYTES ? TILE_BYTES / v->row_bytes : 1;
+    uint64_t per_row = v->row_bytes <= TILE_BYTES ? v->cols : most; /* elements: none has more than 8 bytes */
+    tile t = {.data = malloc(TILE_BYTES), .scales = malloc(2 * TILE_BYTES)};
+    bl_status st = t.data && t.scales ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, v->t->name, -1, "out of memory");
+    for (; st == BL_OK && t.row < v->rows; t.row += t.rows) {
+        bool zero = true;
+        t.rows = v->rows - t.row < per_tile ? v->rows - t.row : per_tile;
+        for (t.col = 0; st == BL_OK && t.col < v->cols; t.col += t.cols) {
+            t.cols = v->cols - t.col < per_row ? v->cols - t.col : per_row;
+            st = read_tile(c, v, s, &t, err);
+            for (uint64_t r = 0; st == BL_OK && r < t.rows; r++) {
+                uint64_t grid = s->scale ? (t.row + r) / (uint64_t)s->block_rows - t.row / (uint64_t)s->block_rows : 0;
+                const uint8_t *scale = s->scale ? t.scales + grid * t.scale_cols : NULL;
+                bool piece = add_elements(v, s, t.data + r * (t.data_bytes / t.rows), scale, t.cols);
+                zero = zero && piece;
+                s->zero_rows += t.rows > 1 && piece;
+            }
         }
-        if (st != BL_OK) break;
-        if (v->t->dtype == BL_DT_F8_E8M0) add_scale_bytes(s, tile, rows * v->row_bytes);
-        for (uint64_t r = 0; r < rows; r++)
-            add_row(v, s, tile + r * v->row_bytes, s->scale ? scales + r / block * v->scale_cols : NULL);
+        s->zero_rows += t.rows == 1 && zero;
     }
-    free(tile);
-    free(scales);
+    free(t.data);
+    free(t.scales);
     return st;
 }
 
