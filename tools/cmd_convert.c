@@ -2,8 +2,8 @@
 #include "convert/convert.h"
 #include "runtime/engram.h"
 #include "tools/cli.h"
+#include "tools/receipt.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,7 +74,7 @@ static bool parse_layers(const char *text, int **layers, size_t *count)
     return false;
 }
 
-static void print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
     json_t *actions = json_object(), *dropped = json_array();
     for (int a = BL_ACT_COPY; a < BL_ACTIONS; a++) {
@@ -86,17 +86,13 @@ static void print_json(const char *src, const char *dst, const bl_convert_option
     if (r->dropped & BL_DROP_VISION) {
         json_array_append_new(dropped, json_string("vision"));
     }
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
-                          "source", src, "destination", dst, "to", o->target == BL_TO_BF16 ? "bf16" : "packed", "dry_run",
+    json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
+                          "source", receipt_text(src), "destination", receipt_text(dst), "to", o->target == BL_TO_BF16 ? "bf16" : "packed", "dry_run",
                           o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
                           (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
                           "file_bytes", (json_int_t)r->file_bytes, "sha256", !o->no_sha256, "seconds", r->seconds);
-    if (j) {
-        json_dumpf(j, stdout, JSON_INDENT(2));
-        putchar('\n');
-    }
-    json_decref(j);
+    return receipt_print("baleen convert", j);
 }
 
 static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
@@ -175,8 +171,9 @@ int cmd_convert(int argc, char **argv)
     cli_progress_end(&progress);
     free(list);
     if (s == BL_OK && json) {
-        print_json(args[0], args[1], &o, &report);
-    } else if (s == BL_OK) {
+        return print_json(args[0], args[1], &o, &report);
+    }
+    if (s == BL_OK) {
         print_text(args[1], &o, &report);
     }
     return cli_report(c.program, s, &err);

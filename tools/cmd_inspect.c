@@ -1,7 +1,7 @@
 /* baleen inspect: what is in a checkpoint, a packed model, a safetensors file or a tokenizer. */
 #include "tools/cli.h"
+#include "tools/receipt.h"
 
-#include <jansson.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,14 +122,6 @@ static void print_human(const bl_checkpoint *c)
     }
 }
 
-static void print_json(json_t *j)
-{
-    char *text = json_dumps(j, JSON_COMPACT | JSON_PRESERVE_ORDER);
-    if (text) printf("%s\n", text);
-    free(text);
-    json_decref(j);
-}
-
 static json_t *classes_json(const bl_checkpoint *c)
 {
     inspect_class k[CLASSES];
@@ -152,7 +144,7 @@ static int inspect_checkpoint(const bl_checkpoint *c, bool json)
         print_human(c);
         return 0;
     }
-    json_t *j = json_pack("{s:s, s:s, s:I, s:I, s:I, s:o}", "path", c->path, "kind", kind_name(c), "files",
+    json_t *j = json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->path), "kind", kind_name(c), "files",
                           (json_int_t)c->file_count, "tensors", (json_int_t)c->tensor_count, "tensor_bytes",
                           (json_int_t)c->tensor_bytes, "classes", classes_json(c));
     if (c->has_config) {
@@ -164,8 +156,7 @@ static int inspect_checkpoint(const bl_checkpoint *c, bool json)
         }
         json_object_set_new(j, "layers", layers);
     }
-    print_json(j);
-    return 0;
+    return receipt_print("baleen inspect", j);
 }
 
 static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const char *name, bool json)
@@ -179,18 +170,18 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
     for (uint32_t i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
     bool finite = s.min <= s.max, scaled = s.scale != NULL || t->dtype == BL_DT_F8_E8M0;
     if (json) {
-        json_t *j = json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensor", name, "dtype",
-                              bl_dtype_name(t->dtype), "shape", shape, "file", bl_checkpoint_file(c, t)->name, "offset",
+        json_t *j = json_pack("{s:o, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensor", receipt_text(name), "dtype",
+                              bl_dtype_name(t->dtype), "shape", shape, "file", receipt_text(bl_checkpoint_file(c, t)->name), "offset",
                               (json_int_t)t->offset, "bytes", (json_int_t)t->nbytes, "elements", (json_int_t)s.elements, "zeros",
                               (json_int_t)s.zeros, "negative_zeros", (json_int_t)s.negative_zeros, "nan", (json_int_t)s.nans,
                               "infinite", (json_int_t)s.infinities, "rows", (json_int_t)s.rows, "zero_rows",
                               (json_int_t)s.zero_rows);
         if (finite)
-            json_object_update_new(j, json_pack("{s:f, s:f, s:f, s:f}", "min", s.min, "max", s.max, "mean", s.mean, "rms", s.rms));
-        if (s.scale) json_object_set_new(j, "scale", json_string(s.scale->name));
+            json_object_update_new(j, json_pack("{s:f, s:f, s:o, s:o}", "min", s.min, "max", s.max, "mean", receipt_real(s.mean), "rms",
+                                                receipt_real(s.rms)));
+        if (s.scale) json_object_set_new(j, "scale", receipt_text(s.scale->name));
         if (scaled) json_object_update_new(j, json_pack("{s:i, s:i}", "scale_min", (int)s.scale_min, "scale_max", (int)s.scale_max));
-        print_json(j);
-        return 0;
+        return receipt_print(cmd->program, j);
     }
     char *dims = json_dumps(shape, 0);
     json_decref(shape);
@@ -223,8 +214,8 @@ static int inspect_token_map(const cli_command *cmd, const char *path, bool json
         EVP_Digest(map, (size_t)bl_tokenizer_size(tok) * sizeof *map, sum, &n, EVP_sha256(), NULL);
         for (unsigned i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
         if (json)
-            print_json(json_pack("{s:s, s:i, s:i, s:s}", "path", path, "tokens", bl_tokenizer_size(tok), "classes", classes,
-                                 "map_sha256", hex));
+            receipt_print(cmd->program, json_pack("{s:o, s:i, s:i, s:s}", "path", receipt_text(path), "tokens",
+                                                  bl_tokenizer_size(tok), "classes", classes, "map_sha256", hex));
         else
             printf("%s: %d tokens, %d Engram classes, sha256 of the int32 map %s\n", path, bl_tokenizer_size(tok), classes, hex);
     }

@@ -2,8 +2,8 @@
 #include "convert/synth.h"
 #include "runtime/engram.h"
 #include "tools/cli.h"
+#include "tools/receipt.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 
 #define MAX_ARGS 65
@@ -19,19 +19,15 @@ static bl_status token_classes(const char *text, size_t n, int *classes, bl_erro
     return s;
 }
 
-static void print_report(const char *dst, const bl_synth_report *r, bool json)
+static int print_report(const char *dst, const bl_synth_report *r, bool json)
 {
     if (!json) {
         printf("%s: %zu tensors, %llu bytes\n", dst, r->tensors, (unsigned long long)r->tensor_bytes);
-        return;
+        return 0;
     }
-    json_t *j = json_pack("{s:s, s:s, s:I, s:I, s:I}", "command", "synth", "destination", dst, "tensors", (json_int_t)r->tensors,
+    json_t *j = json_pack("{s:s, s:o, s:I, s:I, s:I}", "command", "synth", "destination", receipt_text(dst), "tensors", (json_int_t)r->tensors,
                           "tensor_bytes", (json_int_t)r->tensor_bytes, "file_bytes", (json_int_t)r->file_bytes);
-    if (j) {
-        json_dumpf(j, stdout, JSON_INDENT(2));
-        putchar('\n');
-    }
-    json_decref(j);
+    return receipt_print("baleen synth", j);
 }
 
 int cmd_synth(int argc, char **argv)
@@ -80,7 +76,7 @@ int cmd_synth(int argc, char **argv)
     bl_status s = bl_synth(args[0], &o, &report, &err);
     cli_progress_end(&progress);
     if (s == BL_OK) {
-        print_report(args[0], &report, json);
+        return print_report(args[0], &report, json);
     }
     return cli_report(c.program, s, &err);
 }

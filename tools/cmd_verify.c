@@ -1,9 +1,9 @@
 /* baleen verify: prove a folder, or compare two. */
 #include "tools/cli.h"
+#include "tools/receipt.h"
 #include "verify/verify.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 
 static const char details[] =
     "levels, each including the ones before:\n"
@@ -23,10 +23,10 @@ typedef struct output {
 
 static void add_json(output *out, const bl_finding *f)
 {
-    json_t *j = json_pack("{s:o, s:s, s:s}", "level", f->level < 0 ? json_null() : json_integer(f->level), "file", f->path, "message",
-                          f->message);
+    json_t *j = json_pack("{s:o, s:o, s:o}", "level", f->level < 0 ? json_null() : json_integer(f->level), "file", receipt_text(f->path),
+                          "message", receipt_text(f->message));
     if (j && f->tensor[0]) {
-        json_object_set_new(j, "tensor", json_string(f->tensor));
+        json_object_set_new(j, "tensor", receipt_text(f->tensor));
     }
     if (j && f->begin >= 0) {
         json_object_set_new(j, "begin", json_integer(f->begin));
@@ -38,10 +38,11 @@ static void add_json(output *out, const bl_finding *f)
 static void on_finding(void *arg, const bl_finding *f)
 {
     output *out = arg;
-    bl_error e;
     char line[4096];
-    bl_error_clear(&e);
-    bl_fail(&e, BL_E_FINDING, f->path, f->tensor[0] ? f->tensor : NULL, -1, "%s", f->message);
+    bl_error e = {.code = BL_E_FINDING, .offset = -1};
+    snprintf(e.path, sizeof e.path, "%s", f->path);
+    snprintf(e.tensor, sizeof e.tensor, "%s", f->tensor);
+    snprintf(e.message, sizeof e.message, "%s", f->message);
     bl_error_line(&e, line, sizeof line);
     if (f->begin >= 0 && f->end > f->begin) {
         fprintf(stderr, "baleen verify: %s (bytes %" PRId64 "..%" PRId64 ")\n", line, f->begin, f->end - 1);
@@ -58,22 +59,18 @@ static const char *kind_name(bl_source_kind k)
     return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : "hf";
 }
 
-static void print_json(output *out, const char *path, const bl_verify_options *o, const bl_verify_report *r, bl_status s)
+static int print_json(output *out, const char *path, const bl_verify_options *o, const bl_verify_report *r, bl_status s)
 {
-    json_t *j = json_pack("{s:s, s:s, s:s, s:i, s:b, s:O, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "command", "verify", "path", path, "kind",
+    json_t *j = json_pack("{s:s, s:o, s:s, s:i, s:b, s:O, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "command", "verify", "path", receipt_text(path), "kind",
                           kind_name(r->kind), "level", o->level, "ok", s == BL_OK, "findings", out->findings, "files",
                           (json_int_t)r->files, "tensors", (json_int_t)r->tensors, "files_hashed", (json_int_t)r->files_hashed,
                           "files_unproven", (json_int_t)r->files_unproven, "chunks", (json_int_t)r->chunks, "bytes",
                           (json_int_t)r->bytes, "seconds", r->seconds);
     if (j && o->against) {
-        json_object_set_new(j, "against", json_string(o->against));
+        json_object_set_new(j, "against", receipt_text(o->against));
         json_object_set_new(j, "compared_equal", json_integer((json_int_t)r->compared));
     }
-    if (j) {
-        json_dumpf(j, stdout, JSON_INDENT(2));
-        putchar('\n');
-    }
-    json_decref(j);
+    return receipt_print("baleen verify", j);
 }
 
 static void print_text(const char *path, const bl_verify_options *o, const bl_verify_report *r)
@@ -139,11 +136,13 @@ int cmd_verify(int argc, char **argv)
     bl_error_clear(&err);
     bl_status s = bl_verify(path, &o, &report, &err);
     cli_progress_end(&progress);
+    rc = s == BL_E_FINDING ? bl_exit_code(s) : cli_report(c.program, s, &err);
     if ((s == BL_OK || s == BL_E_FINDING) && out.json) {
-        print_json(&out, path, &o, &report, s);
+        int bad = print_json(&out, path, &o, &report, s);
+        rc = bad ? bad : rc;
     } else if (s == BL_OK || s == BL_E_FINDING) {
         print_text(path, &o, &report);
     }
     json_decref(out.findings);
-    return s == BL_E_FINDING ? bl_exit_code(s) : cli_report(c.program, s, &err);
+    return rc;
 }

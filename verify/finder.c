@@ -20,7 +20,10 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    report(f, &(bl_finding){level, path, tensor ? tensor : "", begin, end, text});
+    bl_error e;
+    bl_error_clear(&e);
+    bl_fail(&e, BL_E_FINDING, path, tensor, -1, "%s", text);
+    report(f, &(bl_finding){level, e.path, e.tensor, begin, end, e.message});
 }
 
 void bl_finder_problem(void *arg, const bl_error *problem)

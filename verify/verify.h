@@ -13,7 +13,7 @@
 
 #include "formats/checkpoint.h"
 
-/* One problem. Strings are borrowed for the call. */
+/* One problem. Strings are borrowed for the call, and printable as those of a bl_error are. */
 typedef struct bl_finding {
     int level;          /* at which it shows; -1: the comparison */
     const char *path;   /* file or folder */
