@@ -1,6 +1,7 @@
 #include "convert/convert.h"
 
 #include "convert/job.h"
+#include "verify/companions.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -49,6 +50,8 @@ static bl_status make_plan(bl_job *j, bl_error *err)
     }
     BL_TRY(choose_layers(j, &po.layers, err));
     BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
+    BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
+    BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
     return bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err);
 }
 

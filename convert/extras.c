@@ -2,18 +2,13 @@
 #include "convert/job.h"
 #include "convert/rewrite.h"
 
+#include "verify/companions.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define MAX_EXTRA ((uint64_t)64 << 20)
-
-/* What travels with the weights, where the source has it. Never an index: it is written anew. */
-static const char *const companions[] = {"tokenizer.json",          "tokenizer_config.json", "generation_config.json",
-                                         "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
-                                         "chat_template.json",      "preprocessor_config.json", "processor_config.json"};
 
 static const char *source_path(bl_job *j, const char *name)
 {
@@ -38,7 +33,7 @@ static bl_status copy_file(bl_job *j, const char *name, bool *found, bl_error *e
     if (!*found) {
         return BL_OK;
     }
-    BL_TRY(bl_file_slurp(path, MAX_EXTRA, &data, &n, err));
+    BL_TRY(bl_file_slurp(path, BL_COMPANION_MAX, &data, &n, err));
     bl_status s = bl_job_small_file(j, name, data, n, err);
     free(data);
     return s;
@@ -50,7 +45,7 @@ bl_status bl_job_extras(bl_job *j, bl_error *err)
     const char *config = source_path(j, "config.json");
     char *text;
     size_t n;
-    bool found;
+    bool found = false;
     if (!config) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     }
@@ -59,12 +54,11 @@ bl_status bl_job_extras(bl_job *j, bl_error *err)
     free(text);
     BL_TRY(s);
     /* The original is the one the source itself kept, if it was converted before. */
-    BL_TRY(copy_file(j, "config.source.json", &found, err));
-    if (!found) {
-        BL_TRY(bl_job_small_file(j, "config.source.json", c->text, c->text_bytes, err));
-    }
-    for (size_t i = 0; i < sizeof companions / sizeof *companions; i++) {
-        BL_TRY(copy_file(j, companions[i], &found, err));
+    for (size_t i = 0; i < BL_COMPANIONS; i++) {
+        BL_TRY(copy_file(j, bl_companions[i], &found, err));
+        if (!found && !strcmp(bl_companions[i], "config.source.json")) {
+            BL_TRY(bl_job_small_file(j, bl_companions[i], c->text, c->text_bytes, err));
+        }
     }
     return BL_OK;
 }

@@ -17,18 +17,23 @@ static uint64_t blocks(uint64_t n)
     return n / 32 + (n % 32 != 0);
 }
 
-/* Report a problem of a tensor that the checkpoint has (t) or lacks (name only): forward it, or make it the result. */
-static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const char *name, const char *text)
+/* Forward a problem, or make it the result. */
+static bl_status say(bl_problem_fn on_problem, void *arg, bl_error *err, const char *path, const char *name, const char *text)
 {
-    const char *path = t ? bl_checkpoint_file(b->c, t)->path : b->c->path;
-    if (!b->on_problem) {
+    if (!on_problem) {
         return bl_fail(err, BL_E_INPUT, path, name, -1, "%s", text);
     }
     bl_error e;
     bl_error_clear(&e);
     bl_fail(&e, BL_E_INPUT, path, name, -1, "%s", text);
-    b->on_problem(b->arg, &e);
+    on_problem(arg, &e);
     return BL_OK;
+}
+
+/* A problem of a tensor that the checkpoint has (t) or lacks (name only). */
+static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const char *name, const char *text)
+{
+    return say(b->on_problem, b->arg, err, t ? bl_checkpoint_file(b->c, t)->path : b->c->path, name, text);
 }
 
 static const bl_tensor *use(binder *b, const char *name)
@@ -124,6 +129,9 @@ static bl_status bind_scale(binder *b, const char *name, uint64_t experts, const
     w->scale = use(b, scale);
     if (!w->scale) {
         *ok = false;
+        if (bl_checkpoint_unread(b->c, scale)) {
+            return BL_OK;
+        }
         snprintf(text, sizeof text, "%s codes without their scale '%s'", bl_dtype_name(w->tensor->dtype), scale);
         return problem(b, err, w->tensor, name, text);
     }
@@ -135,6 +143,15 @@ static bl_status bind_scale(binder *b, const char *name, uint64_t experts, const
     return check_shape(b, err, w->scale, experts, grid, 2, name, ok);
 }
 
+/* The scale of a weight that is not judged: no orphan. */
+static void excuse_scale(binder *b, const char *weight)
+{
+    char scale[256];
+    if (bl_scale_name(scale, sizeof scale, weight)) {
+        use(b, scale);
+    }
+}
+
 /* experts > 0: slot s is slice s->expert of the stacked tensor name. */
 static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint64_t experts, bl_error *err)
 {
@@ -142,6 +159,7 @@ static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint
     bool ok = true;
     if (!w.form) {
         char text[160];
+        excuse_scale(b, t->name);
         snprintf(text, sizeof text, "has dtype %s, %s is needed", bl_dtype_name(t->dtype), dtypes_of(s->kind));
         return problem(b, err, t, t->name, text);
     }
@@ -175,6 +193,45 @@ static uint64_t experts_of(const bl_checkpoint *c, const bl_slot *s)
     return (uint64_t)(s->group == BL_GROUP_DSPARK ? c->config.dspark_n_routed_experts : c->config.n_routed_experts);
 }
 
+bool bl_slot_unread(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s)
+{
+    char name[160];
+    if (s->expert >= 0) {
+        bl_stacked_name(name, sizeof name, slots, s, false);
+    }
+    return bl_checkpoint_unread(c, s->name) || (s->expert >= 0 && bl_checkpoint_unread(c, name));
+}
+
+/* Does the router of an expert's layer have rows for another number of experts? That is reported, once: a list of every expert
+ * that the config invents says nothing more. */
+static bool experts_in_doubt(const binder *b, const bl_slot *s)
+{
+    char name[160];
+    const char *tail = strstr(s->name, "ffn.experts.");
+    snprintf(name, sizeof name, "%.*sffn.gate.weight", (int)(tail - s->name), s->name);
+    const bl_tensor *t = bl_checkpoint_find(b->c, name);
+    return t && t->ndim == 2 && t->shape[0] != experts_of(b->c, s);
+}
+
+/* A slot that no tensor fills. */
+static bl_status lacking(binder *b, const bl_slot *s, bl_error *err)
+{
+    if (bl_slot_unread(b->c, &b->out->slots, s)) {
+        char stacked[160];
+        excuse_scale(b, s->name);
+        if (s->expert >= 0) {
+            bl_stacked_name(stacked, sizeof stacked, &b->out->slots, s, false);
+            excuse_scale(b, stacked);
+        }
+        return BL_OK;
+    }
+    if (s->expert >= 0 && experts_in_doubt(b, s)) {
+        excuse_scale(b, s->name);
+        return BL_OK;
+    }
+    return problem(b, err, NULL, s->name, "is missing: the config calls for it");
+}
+
 static bl_status bind_all(binder *b, bl_error *err)
 {
     const bl_slots *slots = &b->out->slots;
@@ -188,12 +245,9 @@ static bl_status bind_all(binder *b, bl_error *err)
             t = use(b, name);
             experts = experts_of(b->c, s);
         }
-        if (!t) {
-            BL_TRY(problem(b, err, NULL, s->name, "is missing: the config calls for it"));
-            continue;
-        }
-        BL_TRY(bind_slot(b, s, t, experts, err));
+        BL_TRY(t ? bind_slot(b, s, t, experts, err) : lacking(b, s, err));
     }
+    b->out->missing = slots->count - b->out->count;
     return BL_OK;
 }
 
@@ -217,13 +271,36 @@ static bl_status unused(binder *b, bl_error *err)
     return BL_OK;
 }
 
+/* A config that gives no list of slots leaves the binding empty, with something missing. */
+static bl_status build_slots(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out,
+                             bl_error *err)
+{
+    char path[4096];
+    bl_error e;
+    bl_error_clear(&e);
+    snprintf(path, sizeof path, "%s/config.json", c->path);
+    bl_status s = bl_slots_build(&c->config, path, arena, &out->slots, &e);
+    if (s == BL_E_INPUT && on_problem) {
+        on_problem(arg, &e);
+        out->missing = 1;
+        return BL_OK;
+    }
+    if (s != BL_OK && err && err->code == BL_OK) {
+        *err = e;
+    }
+    return s;
+}
+
 bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out, bl_error *err)
 {
     *out = (bl_binding){0};
     if (!c->has_config) {
         return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has no config.json");
     }
-    BL_TRY(bl_slots_build(&c->config, c->path, arena, &out->slots, err));
+    BL_TRY(build_slots(c, arena, on_problem, arg, out, err));
+    if (out->missing) {
+        return BL_OK;
+    }
     binder b = {.c = c, .out = out, .on_problem = on_problem, .arg = arg};
     b.used = calloc(c->tensor_count + 1, sizeof *b.used);
     out->weights = bl_arena_array(arena, out->slots.count, sizeof *out->weights);
@@ -237,6 +314,31 @@ bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_prob
     }
     free(b.used);
     return s;
+}
+
+bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_fn on_problem, void *arg, bl_error *err)
+{
+    static const char key[] = "quantization_config", expert_key[] = "quantization_config.expert_dtype";
+    bool quantised = c->config.quantized, packed = c->config.experts_fp4;
+    char path[4096], text[160];
+    snprintf(path, sizeof path, "%s/config.json", c->path);
+    if (!quantised && b->fp8 + b->fp4 > 0) {
+        snprintf(text, sizeof text, "is absent, but %zu weights are quantised", b->fp8 + b->fp4);
+        BL_TRY(say(on_problem, arg, err, path, key, text));
+    }
+    if (quantised && !packed && b->fp4 > 0) {
+        snprintf(text, sizeof text, "is not fp4, but %zu experts are packed fp4", b->fp4);
+        BL_TRY(say(on_problem, arg, err, path, expert_key, text));
+    }
+    if (b->missing) {
+        return BL_OK; /* the others may be among the missing */
+    }
+    if (quantised && b->fp8 + b->fp4 == 0) {
+        BL_TRY(say(on_problem, arg, err, path, key, "is present, but no weight is quantised"));
+    } else if (quantised && packed && b->fp4 == 0) {
+        BL_TRY(say(on_problem, arg, err, path, expert_key, "is fp4, but no expert is packed fp4"));
+    }
+    return BL_OK;
 }
 
 uint64_t bl_weight_cols(const bl_weight *w)

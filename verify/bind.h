@@ -28,6 +28,7 @@ typedef struct bl_binding {
     bl_weight *weights; /* [count], in model order */
     size_t count;
     size_t fp8, fp4; /* weights (tables aside) in these forms */
+    size_t missing;  /* slots without a usable tensor */
 } bl_binding;
 
 /* Called for every problem; the problem is borrowed. */
@@ -38,6 +39,14 @@ typedef void (*bl_problem_fn)(void *arg, const bl_error *problem);
  * result (BL_E_INPUT); else all are reported and the slots concerned are left out of the binding. The arrays live in arena and
  * borrow from c, which must have a config. */
 bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out, bl_error *err);
+
+/* Hold the config's quantization_config against the forms that the weights have: there exactly when some are fp8 or fp4, with
+ * expert_dtype fp4 exactly when experts are packed. Problems as with bl_bind. Nothing is concluded from weights that are
+ * missing. */
+bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_fn on_problem, void *arg, bl_error *err);
+
+/* Is a slot empty only because its tensor's file could not be read? */
+bool bl_slot_unread(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s);
 
 /* Bytes of one row as stored: of the weight, and of its scale grid. rows of the scale: ceil(out/32) for FP8, else out. */
 uint64_t bl_weight_row_bytes(const bl_weight *w);

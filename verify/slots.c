@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_EXPERTS 1000000 /* of all layers together: bounds the list; the released model has 15,744 */
+#define MAX_EXPERTS 200000 /* of all layers together: bounds the list; the released model has 15,744 */
 
 typedef struct builder {
     const bl_config *c;

@@ -1,5 +1,6 @@
 #include "verify/verify.h"
 
+#include "verify/companions.h"
 #include "verify/compare.h"
 
 #include <stdio.h>
@@ -86,26 +87,6 @@ static void check_manifest(side *s, bl_finder *f)
     }
 }
 
-/* The config against the forms that the tensors have. */
-static void check_forms(side *s, bl_finder *f)
-{
-    const bl_config *c = &s->c->config;
-    const bl_binding *b = &s->binding;
-    const char *path = file_in(s, "config.json");
-    if (c->quantized && b->fp8 + b->fp4 == 0) {
-        bl_find(f, 2, path, "quantization_config", -1, -1, "is present, but no weight is quantised");
-    }
-    if (!c->quantized && b->fp8 + b->fp4 > 0) {
-        bl_find(f, 2, path, "quantization_config", -1, -1, "is absent, but %zu weights are quantised", b->fp8 + b->fp4);
-    }
-    if (c->quantized && !c->experts_fp4 && b->fp4 > 0) {
-        bl_find(f, 2, path, "quantization_config.expert_dtype", -1, -1, "is not fp4, but %zu experts are packed fp4", b->fp4);
-    }
-    if (c->quantized && c->experts_fp4 && b->fp4 == 0) {
-        bl_find(f, 2, path, "quantization_config.expert_dtype", -1, -1, "is fp4, but no expert is packed fp4");
-    }
-}
-
 /* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
@@ -116,7 +97,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         BL_TRY(bl_bind(s->c, &s->arena, bl_finder_problem, f, &s->binding, err));
         s->scan.binding = &s->binding;
         if (full && level >= 2) {
-            check_forms(s, f);
+            BL_TRY(bl_bind_forms(s->c, &s->binding, bl_finder_problem, f, err));
         }
     }
     if (values && !s->scan.binding) {
@@ -126,6 +107,10 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
         s->scan.witnesses = &s->witnesses;
         s->scan.chunks = s->c->rank != NULL;
+    }
+    if (full && level >= 1 && s->c->kind != BL_SOURCE_FILE) {
+        f->level = 1;
+        BL_TRY(bl_companions_check(s->c->path, bl_finder_problem, f, err));
     }
     if (full) {
         check_manifest(s, f);
