@@ -2,13 +2,14 @@
  * micro kernel keeps 3 tokens x 4 rows of eight lanes in registers (7 loads for 12 multiply-adds) and goes over the panel twice,
  * once for each half of the lanes. Between chunks the lanes rest in scratch. */
 #include "kernels/x86/linear_avx2.h"
+#include "kernels/x86/linear_panel.h"
 
 #include <string.h>
 
 enum {
-    ROWS = 8,         /* of a panel */
-    TOKENS = 96,      /* between decoding a panel and decoding it again */
-    VEC = 8,          /* floats of a vector */
+    ROWS = PANEL_ROWS,
+    TOKENS = 96,          /* between decoding a panel and decoding it again */
+    VEC = 8,              /* floats of a vector */
     STEP = 2 * ROWS * VEC /* floats of the panel in one block of one half: [odd, even][row][lane] */
 };
 
@@ -75,14 +76,11 @@ static void panel_fp4(float *panel, int64_t blocks, int r, const uint8_t *const 
 static void fill_panel(const workspace *s, const bl_matrix *w, int64_t row, int64_t n, int64_t k, int64_t blocks)
 {
     const int64_t skip = k / BL_BLOCK, block_bytes = bl_matrix_row_bytes(w) / (w->cols / BL_BLOCK);
-    /* from here to the panel after: the next chunk of these rows or the first of the next */
-    const int64_t ahead = k + CHUNK < w->cols ? blocks * block_bytes : (ROWS * (w->cols / BL_BLOCK) - skip) * block_bytes;
     for (int r = 0; r < ROWS; r += 2) {
         const uint8_t *codes[2], *scale[2];
         for (int i = 0; i < 2; i++) {
             int64_t at = row + (r + i < n ? r + i : n - 1);
             codes[i] = bl_matrix_row(w, at) + skip * block_bytes;
-            for (int64_t p = 0; p < blocks * block_bytes; p += 64) _mm_prefetch((const char *)codes[i] + ahead + p, _MM_HINT_T1);
             scale[i] = bl_matrix_scale(w, at);
             if (scale[i]) scale[i] += skip;
             if (w->kind == BL_W_BF16) panel_row(BL_W_BF16, s->panel, blocks, r + i, codes[i], NULL);
@@ -123,17 +121,24 @@ BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, co
 }
 
 /* One half of one chunk for all tokens; x is token-major with n floats a token. */
-static void half_chunk(float *lanes, const float *x, int64_t n, int64_t tokens, const float *panel, int64_t rows, int first)
+static void half_chunk(float *lanes, const float *x, int64_t n, int64_t tokens, const float *panel, int64_t rows, int first,
+                       panel_ahead *ahead)
 {
     const int64_t blocks = n / (2 * VEC);
     int64_t t = 0;
-    for (; t + 3 <= tokens && tokens - t != 4; t += 3)
+    for (; t + 3 <= tokens && tokens - t != 4; t += 3) {
+        panel_ask(ahead);
         for (int r = 0; r < rows; r += 4)
             micro(3, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first, r == 0);
-    for (; t + 2 <= tokens; t += 2)
+    }
+    for (; t + 2 <= tokens; t += 2) {
+        panel_ask(ahead);
         for (int r = 0; r < rows; r += 4)
             micro(2, 4, lanes + (t * ROWS + r) * VEC, x + t * n, n, panel + r * VEC, blocks, first, r == 0);
-    if (t < tokens) micro(1, 8, lanes + t * ROWS * VEC, x + t * n, n, panel, blocks, first, 0);
+    }
+    if (t == tokens) return;
+    panel_ask(ahead);
+    micro(1, 8, lanes + t * ROWS * VEC, x + t * n, n, panel, blocks, first, 0);
 }
 
 static void reduce(float *y, int64_t ldy, const float *lanes, int64_t tokens, int64_t rows)
@@ -162,10 +167,11 @@ void bl_linear_gemm_avx2(float *y, int64_t ldy, const float *packed, int64_t tok
             int64_t R = row1 - r < ROWS ? row1 - r : ROWS;
             for (int64_t k = 0; k < w->cols; k += CHUNK) {
                 int64_t n = chunk_cols(w->cols, k), blocks = n / BL_BLOCK;
+                panel_ahead ahead = panel_ask_for(w, r, k, CHUNK, 2 * ((T + 2) / 3)); /* steps of half_chunk */
                 fill_panel(&s, w, r, R, k, blocks);
                 for (int h = 0; h < 2; h++)
                     half_chunk(s.lanes + h * T * ROWS * VEC, packed_at(packed, tokens, w->cols, k, h, t0), n / 2, T,
-                               s.panel + h * blocks * STEP, R, k == 0);
+                               s.panel + h * blocks * STEP, R, k == 0, &ahead);
             }
             reduce(y + t0 * ldy + (r - row0), ldy, s.lanes, T, R);
         }

@@ -4,7 +4,7 @@
 #ifndef BL_KERNELS_X86_LINEAR_AVX512_H
 #define BL_KERNELS_X86_LINEAR_AVX512_H
 
-#include "kernels/linear_variants.h"
+#include "kernels/x86/linear_panel.h"
 
 #include <immintrin.h>
 
@@ -133,10 +133,14 @@ void bl_linear_gemv_avx512(float *y, int64_t ldy, const float *packed, int64_t t
 
 /* ---- many tokens, in steps that the bf16 variant shares. Panels are of ROWS rows by a chunk of K, whose rows past n repeat the
  * last; lanes are [token][row][lane] of TOKENS tokens at most. */
-enum { ROWS = 8, TOKENS = 48, LANES_FLOATS = TOKENS * ROWS * VEC, PANEL_FLOATS = ROWS * CHUNK, FACTOR_FLOATS = CHUNK / BL_BLOCK };
+enum { ROWS = PANEL_ROWS, TOKENS = 48, STEP_TOKENS = 6 };
+enum { LANES_FLOATS = TOKENS * ROWS * VEC, PANEL_FLOATS = ROWS * CHUNK, FACTOR_FLOATS = CHUNK / BL_BLOCK };
 
-/* Ask for the codes of the panel after this one: the next chunk of these rows or the first of the next. */
-void bl_linear_prefetch_avx512(const bl_matrix *w, int64_t row, int64_t n, int64_t k);
+static inline panel_ahead ask_for(const bl_matrix *w, int64_t row, int64_t k, int64_t T)
+{
+    return panel_ask_for(w, row, k, CHUNK, (T + STEP_TOKENS - 1) / STEP_TOKENS);
+}
+
 /* lanes = (first) or += the chunk at element k of rows row..row + n of w times T tokens from t0 on; panel PANEL_FLOATS, factor
  * FACTOR_FLOATS of scratch. */
 void bl_linear_chunk_avx512(float *lanes, const float *packed, int64_t tokens, int64_t t0, int64_t T, const bl_matrix *w,

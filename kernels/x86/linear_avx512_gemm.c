@@ -35,16 +35,6 @@ static void fill_panel(float *panel, const bl_matrix *w, int64_t row, int64_t n,
     }
 }
 
-void bl_linear_prefetch_avx512(const bl_matrix *w, int64_t row, int64_t n, int64_t k)
-{
-    const int64_t block_bytes = bl_matrix_row_bytes(w) / (w->cols / BL_BLOCK), last = k + CHUNK >= w->cols;
-    const int64_t from = last ? 0 : k + CHUNK, bytes = chunk_cols(w->cols, from) / BL_BLOCK * block_bytes;
-    for (int64_t r = 0; r < n; r++) {
-        const char *p = (const char *)bl_matrix_row(w, row + r + (last ? ROWS : 0)) + from / BL_BLOCK * block_bytes;
-        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
-    }
-}
-
 /* ---- the product */
 
 /* lanes[t][r] (+)= x[t] . panel row r over the blocks, T tokens x R rows in registers; a token has ldx floats of x. ahead: ask for
@@ -52,7 +42,7 @@ void bl_linear_prefetch_avx512(const bl_matrix *w, int64_t row, int64_t n, int64
 BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first,
                      int ahead)
 {
-    __m512 acc[6][8];
+    __m512 acc[STEP_TOKENS][8];
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++)
             acc[t][r] = first ? _mm512_setzero_ps() : _mm512_load_ps(lanes + (t * ROWS + r) * VEC);
@@ -83,9 +73,15 @@ void bl_linear_chunk_avx512(float *lanes, const float *packed, int64_t tokens, i
     const int64_t ldx = chunk_cols(w->cols, k), blocks = ldx / BL_BLOCK;
     const float *x = packed_at(packed, tokens, w->cols, k, t0);
     const int first = k == 0;
+    panel_ahead ahead = ask_for(w, row, k, T);
     fill_panel(panel, w, row, n, k, blocks, factor);
     int64_t t = 0;
-    for (; t + 6 <= T; t += 6) tokens_step(6, lanes + t * ROWS * VEC, x + t * ldx, ldx, panel, blocks, n, first);
+    for (; t + STEP_TOKENS <= T; t += STEP_TOKENS) {
+        panel_ask(&ahead);
+        tokens_step(STEP_TOKENS, lanes + t * ROWS * VEC, x + t * ldx, ldx, panel, blocks, n, first);
+    }
+    if (t == T) return;
+    panel_ask(&ahead);
     lanes += t * ROWS * VEC;
     x += t * ldx;
     switch (T - t) {
@@ -121,10 +117,8 @@ void bl_linear_gemm_avx512(float *y, int64_t ldy, const float *packed, int64_t t
         int64_t T = tokens - t0 < TOKENS ? tokens - t0 : TOKENS;
         for (int64_t r = row0; r < row1; r += ROWS) {
             int64_t n = row1 - r < ROWS ? row1 - r : ROWS;
-            for (int64_t k = 0; k < w->cols; k += CHUNK) {
-                bl_linear_prefetch_avx512(w, r, n, k);
+            for (int64_t k = 0; k < w->cols; k += CHUNK)
                 bl_linear_chunk_avx512(lanes, packed, tokens, t0, T, w, r, n, k, panel, factor);
-            }
             bl_linear_reduce_avx512(y + t0 * ldy + (r - row0), ldy, lanes, T, n);
         }
     }

@@ -123,7 +123,7 @@ BL_INLINE __m512bh load_pairs(const uint16_t *p)
 BL_INLINE void micro(int T, int R, float *lanes, const uint16_t *x, int64_t ldx, const uint16_t *panel, int64_t blocks, int first,
                      int ahead)
 {
-    __m512 acc[6][8];
+    __m512 acc[STEP_TOKENS][8];
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++)
             acc[t][r] = first ? _mm512_setzero_ps() : _mm512_load_ps(lanes + (t * ROWS + r) * VEC);
@@ -146,11 +146,17 @@ BL_INLINE void tokens_step(int T, float *lanes, const uint16_t *x, int64_t ldx, 
     for (int r = 0; r < rows; r += 4) micro(T, 4, lanes + r * VEC, x, ldx, panel + r * BL_BLOCK, blocks, first, r == 0);
 }
 
-static void chunk_bf16(float *lanes, const uint16_t *x, int64_t ldx, int64_t T, const uint16_t *panel, int64_t rows, int first)
+static void chunk_bf16(float *lanes, const uint16_t *x, int64_t ldx, int64_t T, const uint16_t *panel, int64_t rows, int first,
+                       panel_ahead *ahead)
 {
     const int64_t blocks = ldx / BL_BLOCK;
     int64_t t = 0;
-    for (; t + 6 <= T; t += 6) tokens_step(6, lanes + t * ROWS * VEC, x + t * ldx, ldx, panel, blocks, rows, first);
+    for (; t + STEP_TOKENS <= T; t += STEP_TOKENS) {
+        panel_ask(ahead);
+        tokens_step(STEP_TOKENS, lanes + t * ROWS * VEC, x + t * ldx, ldx, panel, blocks, rows, first);
+    }
+    if (t == T) return;
+    panel_ask(ahead);
     lanes += t * ROWS * VEC;
     x += t * ldx;
     switch (T - t) {
@@ -176,9 +182,9 @@ static void gemm_bf16(float *y, int64_t ldy, const void *packed, int64_t tokens,
             int safe = 1;
             for (int64_t k = 0; k < w->cols; k += CHUNK) {
                 int64_t ldx = chunk_cols(w->cols, k);
-                bl_linear_prefetch_avx512(w, r, n, k);
+                panel_ahead ahead = ask_for(w, r, k, T);
                 safe = safe && fill_panel(pairs_panel, w, r, n, k, ldx / BL_BLOCK, factor) + divisors[t0 / TOKENS] >= SAFE;
-                if (safe) chunk_bf16(lanes, pairs + k * tokens + t0 * ldx, ldx, T, pairs_panel, n, k == 0);
+                if (safe) chunk_bf16(lanes, pairs + k * tokens + t0 * ldx, ldx, T, pairs_panel, n, k == 0, &ahead);
                 else bl_linear_chunk_avx512(lanes, packed, tokens, t0, T, w, r, n, k, panel, factor);
             }
             bl_linear_reduce_avx512(y + t0 * ldy + (r - row0), ldy, lanes, T, n);
