@@ -106,7 +106,7 @@ struct bl_backend {
 
 /* What a CPU backend may be told. */
 typedef struct bl_cpu_options {
-    unsigned cpu;       /* capability mask; 0 = plain C */
+    unsigned cpu;       /* capability mask; 0 = plain C; what this CPU lacks is ignored */
     int64_t max_tokens; /* of a pass: bounds its scratch */
     bl_pool *pool;      /* borrowed */
     /* For tests that prove the parity checks: may replace kernels before anything runs. NULL = none. */

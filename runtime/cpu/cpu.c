@@ -1,6 +1,7 @@
 /* The CPU backend: its memory, its passes, its table. */
 #include "runtime/cpu/cpu.h"
 
+#include "kernels/cpu.h"
 #include "runtime/rope.h"
 
 #include <stdint.h>
@@ -286,8 +287,8 @@ bl_status bl_backend_cpu(bl_backend **out, const bl_config *config, const bl_sha
     c->shard = *shard;
     c->max_tokens = o->max_tokens;
     c->group_in = (int64_t)shard->heads.count * config->head_dim / shard->groups.count;
-    bl_linear_init(&c->linear, o->cpu);
-    bl_op_init(&c->ops, o->cpu);
+    bl_linear_init(&c->linear, o->cpu & bl_cpu_detect());
+    bl_op_init(&c->ops, o->cpu & bl_cpu_detect());
     if (o->adjust) o->adjust(&c->linear, &c->ops);
     bl_status s = allocate(c, err);
     if (s != BL_OK) {
