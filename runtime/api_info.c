@@ -73,7 +73,8 @@ void api_metrics(bl_server *s, bl_exchange *x)
         bl_scheduler_read(s->scheduler, &n);
     bl_http_read(s->http, &h);
     put_scheduler_metrics(&t, &n, model);
-    bl_metric_write(&t, "sglang:engine_startup_time", "gauge", "Seconds from start to ready; 0 while loading.", model, s->load_seconds);
+    bl_metric_write(&t, "sglang:engine_startup_time", "gauge", "Seconds from start to ready; 0 while loading.", model,
+                    loaded ? s->load_seconds : 0);
     bl_metric_write(&t, "baleen:http_requests_total", "counter", "HTTP requests.", model, (double)h.requests);
     bl_metric_write(&t, "baleen:http_answers_4xx_total", "counter", "HTTP answers that blame the client.", model, (double)h.answers[4]);
     bl_metric_write(&t, "baleen:http_answers_5xx_total", "counter", "HTTP answers that do not.", model, (double)h.answers[5]);

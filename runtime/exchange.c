@@ -92,11 +92,13 @@ void bl_exchange_attach(bl_exchange *x, void *arg, void (*gone)(void *arg), void
     tell_gone(x);
 }
 
-void bl_exchange_hang_up(bl_exchange *x)
+bool bl_exchange_hang_up(bl_exchange *x)
 {
     pthread_mutex_lock(&x->lock);
+    bool early = !x->is_gone && (!x->answered || (x->pull && !x->ended));
     x->is_gone = true;
     tell_gone(x);
+    return early;
 }
 
 void bl_exchange_over(bl_exchange *x, bool whole)
@@ -178,12 +180,15 @@ static ssize_t read_stream(void *arg, uint64_t pos, char *buf, size_t cap)
         bool ping = x->pinged;
         x->pinged = false;
         pthread_mutex_unlock(&x->lock);
-        x->ended = !x->pull(x->arg, &x->out);
+        bool ended = !x->pull(x->arg, &x->out);
         if (x->out.failed)
             return MHD_CONTENT_READER_END_WITH_ERROR;
-        if (ping && x->out.n == 0 && !x->ended)
+        if (ping && x->out.n == 0 && !ended)
             bl_text_puts(&x->out, ": ping\n\n");
-        if (x->out.n == 0 && x->ended)
+        pthread_mutex_lock(&x->lock);
+        x->ended = ended;
+        pthread_mutex_unlock(&x->lock);
+        if (x->out.n == 0 && ended)
             return MHD_CONTENT_READER_END_OF_STREAM;
     }
     pthread_mutex_lock(&x->lock);
@@ -226,25 +231,23 @@ static struct MHD_Response *make_response(bl_exchange *x)
 
 enum MHD_Result bl_exchange_respond(bl_exchange *x)
 {
-    enum MHD_Result result = MHD_YES;
-    int status = 0;
     pthread_mutex_lock(&x->lock);
+    bool first = x->answered && !x->queued;
+    x->queued = x->answered;
     if (!x->answered) {
         x->parked = true;
         MHD_suspend_connection(x->connection);
-    } else if (!x->queued) {
-        struct MHD_Response *r = x->answer.failed ? NULL : make_response(x);
-        x->queued = true;
-        status = x->status;
-        result = r ? MHD_queue_response(x->connection, (unsigned)status, r) : MHD_NO;
-        if (r)
-            MHD_destroy_response(r);
     }
     pthread_mutex_unlock(&x->lock);
-    if (status) {
-        pthread_mutex_lock(&x->http->lock);
-        x->http->stats.answers[status / 100 % 6]++;
-        pthread_mutex_unlock(&x->http->lock);
-    }
+    if (!first)
+        return MHD_YES;
+    /* Not under the lock: libmicrohttpd holds a lock of its own when it calls read_stream. The answer does not change any more. */
+    struct MHD_Response *r = x->answer.failed ? NULL : make_response(x);
+    enum MHD_Result result = r ? MHD_queue_response(x->connection, (unsigned)x->status, r) : MHD_NO;
+    if (r)
+        MHD_destroy_response(r);
+    pthread_mutex_lock(&x->http->lock);
+    x->http->stats.answers[x->status / 100 % 6]++;
+    pthread_mutex_unlock(&x->http->lock);
     return result;
 }

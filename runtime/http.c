@@ -14,6 +14,14 @@
 
 /* ---- phases of a connection */
 
+void bl_http_hang_up(bl_http *h, bl_exchange *x)
+{
+    bool early = bl_exchange_hang_up(x);
+    pthread_mutex_lock(&h->lock);
+    h->stats.hang_ups += early;
+    pthread_mutex_unlock(&h->lock);
+}
+
 static void enter_phase(bl_http *h, bl_link *l, bl_phase phase, bl_exchange *x)
 {
     pthread_mutex_lock(&h->lock);
@@ -26,7 +34,7 @@ static void enter_phase(bl_http *h, bl_link *l, bl_phase phase, bl_exchange *x)
         pthread_cond_broadcast(&h->idle);
     pthread_mutex_unlock(&h->lock);
     if (hung_up)
-        bl_exchange_hang_up(x);
+        bl_http_hang_up(h, x);
 }
 
 static void on_connection(void *arg, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
@@ -311,10 +319,9 @@ void bl_http_quiesce(bl_http *h)
     if (h->quiesced)
         return;
     h->quiesced = true;
-    if (MHD_quiesce_daemon(h->daemon) >= 0) {
-        close(h->listen_fd);
-        h->listen_fd = -1;
-    }
+    /* The daemon's thread may still hold the socket, so that it is closed later; shut, it turns new connections away. */
+    if (MHD_quiesce_daemon(h->daemon) >= 0)
+        shutdown(h->listen_fd, SHUT_RDWR);
 }
 
 bool bl_http_wait_idle(bl_http *h, double seconds)
@@ -356,8 +363,10 @@ void bl_http_stop(bl_http **hp)
     if (!h)
         return;
     bl_http_end_workers(h);
-    if (h->daemon)
+    if (h->daemon) {
+        bl_http_quiesce(h); /* else the daemon closes the socket itself */
         MHD_stop_daemon(h->daemon);
+    }
     bl_watch_stop(h);
     if (h->listen_fd >= 0)
         close(h->listen_fd);

@@ -45,10 +45,10 @@ struct bl_exchange {
     bool (*pull)(void *arg, bl_text *out); /* a stream */
     bool parked, woken, pinged; /* suspended; news since pull was called; a comment line is due */
     double last_sent;
+    bool ended; /* pull has given all there was */
 
     bl_text out; /* socket thread: pulled and not sent, from out_from on */
     size_t out_from;
-    bool ended;
 };
 
 struct bl_http {
@@ -79,9 +79,13 @@ bl_exchange *bl_exchange_new(bl_http *h, struct MHD_Connection *c, bl_link *link
 enum MHD_Result bl_exchange_respond(bl_exchange *x);
 /* The connection is over; whole tells whether all of the answer went out. Socket thread. */
 void bl_exchange_over(bl_exchange *x, bool whole);
-void bl_exchange_hang_up(bl_exchange *x);
+/* The client left; true when it missed something. */
+bool bl_exchange_hang_up(bl_exchange *x);
 /* Send a comment line if nothing else was sent for so long. */
 void bl_exchange_ping(bl_exchange *x, double now);
+
+/* http.c: bl_exchange_hang_up, counted. */
+void bl_http_hang_up(bl_http *h, bl_exchange *x);
 
 /* http_watch.c */
 bl_status bl_watch_start(bl_http *h, bl_error *err);

@@ -32,17 +32,15 @@ static void hang_up(bl_http *h, uint64_t id)
     pthread_mutex_lock(&h->lock);
     for (bl_link *l = h->links.next; l != &h->links; l = l->next)
         if (l->id == id) {
+            x = l->hung_up ? NULL : l->exchange; /* told again when the other direction closes too */
             l->hung_up = true;
-            x = l->exchange;
             break;
         }
-    if (x) {
-        h->stats.hang_ups++;
+    if (x)
         bl_exchange_ref(x);
-    }
     pthread_mutex_unlock(&h->lock);
     if (x) {
-        bl_exchange_hang_up(x);
+        bl_http_hang_up(h, x);
         bl_exchange_unref(x);
     }
 }

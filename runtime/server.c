@@ -6,10 +6,8 @@
 #include <time.h>
 
 #define WORKERS 2
-#define PATIENCE 120     /* seconds for a head, for a body, for a client that does not read */
-#define PING 15          /* seconds of silence in a stream */
-#define SPARE 256        /* connections beyond the requests that can be under way: probes, uploads, idle ones */
-#define LAST_WORDS 5     /* seconds for the last events of streams to leave */
+#define SPARE 256    /* connections beyond the requests that can be under way: probes, uploads, idle ones */
+#define LAST_WORDS 5 /* seconds for the last events of streams to leave */
 
 bl_status bl_server_start(bl_server **out, const bl_server_options *options, bl_error *err)
 {
@@ -25,8 +23,8 @@ bl_status bl_server_start(bl_server **out, const bl_server_options *options, bl_
                                .max_body = options->max_body,
                                .max_connections = options->max_requests + options->max_queue + SPARE,
                                .workers = WORKERS,
-                               .patience = PATIENCE,
-                               .ping = PING,
+                               .patience = options->timeout,
+                               .ping = options->ping,
                                .arg = s,
                                .head = api_head,
                                .request = api_request,

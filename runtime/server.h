@@ -18,6 +18,8 @@ typedef struct bl_server_options {
     int64_t max_context;    /* tokens of prompt and answer together; 0 = the model's max_position_embeddings */
     int64_t step_tokens;    /* most tokens in one forward pass */
     bool thinking;          /* what a chat request that does not say gets */
+    double timeout;         /* seconds for a request's head, and for its body, to arrive; also for a client to take what is sent */
+    double ping;            /* seconds of silence after which a stream gets a comment line */
 } bl_server_options;
 
 /* Listen at once; every route but /metrics answers 503 until bl_server_ready. Strings are borrowed. */

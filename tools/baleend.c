@@ -161,6 +161,8 @@ static int read_settings(int argc, char **argv, settings *o)
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default native)"},
         {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
         {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
+        {"timeout", CLI_REAL, &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
+        {"ping", CLI_REAL, &v->ping, "SECONDS", "silence after which a stream gets a comment line (default 15)"},
         {"drain", CLI_REAL, &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
@@ -178,8 +180,8 @@ static int read_settings(int argc, char **argv, settings *o)
     if (requests < 1 || requests > BL_MAX_RUNNING || queue < 0 || queue > 65536)
         return cli_usage_error(&c, "--max-requests takes 1 to %d, --max-queue 0 to 65536", BL_MAX_RUNNING);
     if (threads < 0 || threads > BL_POOL_MAX_THREADS || v->step_tokens < 1 || v->max_context < 0 || v->max_body < 1 ||
-        o->drain < 0 || o->drain > 1e9)
-        return cli_usage_error(&c, "--threads, --step-tokens, --max-context, --max-body and --drain take positive numbers");
+        o->drain < 0 || o->drain > 1e9 || v->timeout < 1 || v->timeout > 1e6 || v->ping < 0.1 || v->ping > 1e6)
+        return cli_usage_error(&c, "a number is out of range");
     if (v->api_key && (key_file || !*v->api_key))
         return cli_usage_error(&c, key_file ? "--api-key and --api-key-file exclude each other" : "--api-key is empty");
     if (v->model_name && (!*v->model_name || !bl_text_is_clean(v->model_name, strlen(v->model_name))))
@@ -208,7 +210,7 @@ static int read_settings(int argc, char **argv, settings *o)
 
 int main(int argc, char **argv)
 {
-    settings o = {.server = {.host = "127.0.0.1", .max_body = 64u << 20, .step_tokens = 512}, .drain = 30};
+    settings o = {.server = {.host = "127.0.0.1", .max_body = 64u << 20, .step_tokens = 512, .timeout = 120, .ping = 15}, .drain = 30};
     sigset_t signals;
     int rc = read_settings(argc, argv, &o);
     if (rc < 0) {

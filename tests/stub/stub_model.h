@@ -11,9 +11,9 @@
 #include <stdatomic.h>
 
 enum {
-    STUB_VOCAB = 305,   /* as many ids as tests/unit/tiny_tokenizer.h */
+    STUB_VOCAB = 305, /* as many ids as tests/unit/tiny_tokenizer.h */
     STUB_EOS = 1,
-    STUB_POISON = 299   /* a forward pass that meets this id fails */
+    STUB_POISON = 299 /* a forward pass that meets this id fails */
 };
 
 /* Set before use. */
@@ -22,7 +22,7 @@ typedef struct stub_options {
     int64_t context;        /* max_position_embeddings */
     unsigned step_us;       /* how long a pass takes */
     int64_t max_sequences;  /* no memory for more; 0 = no limit */
-    const char *tokenizer;  /* file to open, NULL = none */
+    bool tokenizer;         /* that of tests/unit/tiny_tokenizer.h */
 } stub_options;
 
 bl_model *stub_open(const stub_options *o);

@@ -1,0 +1,296 @@
+"""What the server does when it is busy, left alone by its clients, short of memory, or told to stop: baleend on a model that is slow
+on demand."""
+import json
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+import pytest
+from conftest import BUILD
+from serving import JSON, Server, events, joined, together
+
+TEXT = "/v1/completions"
+SLOW = {"STUB_STEP_US": "5000"}
+
+
+def slow(*args, **env):
+    return Server("baleend_stub", *args, env={**SLOW, **env})
+
+
+def test_not_ready_while_loading():
+    with Server("baleend_stub", env={"STUB_LOAD_US": "1500000"}, wait=False) as s:
+        status, r, data = s.ask("GET", "/health")
+        assert status == 503 and data["status"] == "loading" and r.getheader("Retry-After")
+        status, r, data = s.ask("POST", TEXT, {"prompt": "a"})
+        assert status == 503 and r.getheader("Retry-After") and "loaded" in data["error"]["message"]
+        assert s.ask("GET", "/metrics")[0] == 200
+        s.line("ready in")
+        assert s.ask("GET", "/health")[0] == 200
+        assert s.ask("POST", TEXT, {"prompt": "a"})[0] == 200
+
+
+def test_stopped_while_loading():
+    with Server("baleend_stub", env={"STUB_LOAD_US": "20000000"}, wait=False) as s:
+        s.signal()
+        assert s.wait(5) == 0
+
+
+def test_queue_limit():
+    with slow("--max-requests", 1, "--max-queue", 1) as s:
+        running, _ = s.open_stream(TEXT, {"prompt": "a", "max_tokens": 2000, "temperature": 0})
+        waiting, _ = s.open_stream(TEXT, {"prompt": "b", "max_tokens": 2000, "temperature": 0})
+        s.until(lambda m: m["sglang:num_running_reqs"] == 1 and m["sglang:num_queue_reqs"] == 1)
+        status, r, data = s.ask("POST", TEXT, {"prompt": "c"})
+        assert status == 503 and r.getheader("Retry-After") and data["error"]["code"] == "queue_full"
+        assert s.ask("POST", TEXT, {"prompt": "c", "n": 3})[0] == 400  # never fits
+        waiting.close()
+        s.until(lambda m: m["sglang:num_queue_reqs"] == 0)
+        running.close()
+        s.idle()
+        s.complete("c")
+
+
+def test_many_more_than_fit():
+    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 4, env={"STUB_STEP_US": "2000"}) as s:
+        answers = together([lambda: s.ask("POST", TEXT, {"prompt": "x", "max_tokens": 30, "temperature": 0}) for _ in range(40)])
+        assert {a[0] for a in answers} <= {200, 503}
+        texts = {a[2]["choices"][0]["text"] for a in answers if a[0] == 200}
+        assert len(texts) == 1
+        assert sum(a[0] == 200 for a in answers) >= 8
+        s.idle()
+
+
+def reset(sock):
+    """Close with RST instead of FIN."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_hang_up_frees_the_sequence(how, stream):
+    with slow() as s:
+        body = json.dumps({"prompt": "hello", "max_tokens": 4000, "temperature": 0, "stream": stream}).encode()
+        k = socket.create_connection(("127.0.0.1", s.port))
+        k.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.until(lambda m: m["sglang:num_running_reqs"] == 1)
+        began = time.monotonic()
+        if how == "close":
+            k.close()
+        elif how == "reset":
+            reset(k)
+        else:
+            k.shutdown(socket.SHUT_WR)
+        m = s.idle()
+        assert time.monotonic() - began < 10  # 4,000 steps take 20 s
+        assert m["sglang:num_aborted_requests_total"] == 1 and m["baleen:http_hang_ups_total"] == 1
+        k.close()
+        assert s.alive()
+
+
+def test_hang_up_in_a_long_prompt():
+    with slow("--step-tokens", 16) as s:
+        c, _ = s.open_stream(TEXT, {"prompt": [3] * 4000, "max_tokens": 10})
+        s.until(lambda m: m["sglang:num_used_tokens"] > 0)
+        c.close()
+        m = s.idle()
+        assert m["sglang:prompt_tokens_total"] < 4000 and m["sglang:generation_tokens_total"] == 0
+
+
+def test_hang_ups_at_any_time():
+    """Nothing is left behind by clients that leave in any phase."""
+    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 16, env={"STUB_STEP_US": "300"}) as s:
+
+        def client(i):
+            body = json.dumps({"prompt": "x" * (1 + i * 7 % 300), "max_tokens": 200, "temperature": 0, "stream": i % 2 == 0}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            k = socket.create_connection(("127.0.0.1", s.port))
+            data = head % len(body) + body
+            k.sendall(data[:len(data) - (i % 5 == 0)])
+            time.sleep(i % 13 * 0.003)
+            (reset if i % 3 else socket.socket.close)(k)
+
+        for round_ in range(5):
+            together([lambda i=i: client(round_ * 40 + i) for i in range(40)])
+        s.idle()
+        s.until(lambda m: m["baleen:http_connections"] == 1)  # the one that asks
+        s.complete("x")
+
+
+def test_alone_and_in_a_crowd():
+    """Every answer is the one that the request gets alone: drawn ones too, whole or streamed, in pieces of prompt or at once."""
+    bodies = [{"prompt": "p" * (1 + i * 29 % 200), "max_tokens": 10 + i % 30, "temperature": i % 3 * 0.7, "seed": i} for i in range(24)]
+    with Server("baleend_stub") as s:
+        alone = [s.post(TEXT, b)["choices"][0]["text"] for b in bodies]
+    with Server("baleend_stub", "--step-tokens", 7, "--max-requests", 8, env={"STUB_STEP_US": "300"}) as s:
+        whole = together([lambda b=b: s.post(TEXT, b)["choices"][0]["text"] for b in bodies])
+        streamed = together([lambda b=b: joined(s.stream(TEXT, b))[0] for b in bodies])
+        assert s.metrics()["baleen:largest_batch"] > 1
+    assert whole == alone and streamed == alone
+
+
+def test_several_answers():
+    with Server("baleend_stub") as s:
+        body = {"prompt": ["ab", "cd"], "n": 3, "max_tokens": 20, "temperature": 1, "seed": 5}
+        got = s.post(TEXT, body)
+        texts = [c["text"] for c in got["choices"]]
+        assert [c["index"] for c in got["choices"]] == list(range(6)) and len(set(texts)) == 6
+        assert got["usage"]["prompt_tokens"] == 4 and got["usage"]["completion_tokens"] == 120
+        chunks = s.stream(TEXT, body)
+        assert [joined(chunks, i)[0] for i in range(6)] == texts
+        one = s.post(TEXT, {**body, "prompt": "cd", "n": 1})
+        assert one["choices"][0]["text"] == texts[3]
+
+
+def test_stop_strings():
+    with Server("baleend_stub") as s:
+        text = s.complete("stop", max_tokens=40)["choices"][0]["text"]
+        for stop in (text[10:13], [text[30:34], text[7:9]], text[39:]):
+            first = min(text.index(x) for x in ([stop] if isinstance(stop, str) else stop))
+            got = s.complete("stop", max_tokens=40, stop=stop)["choices"][0]
+            assert got["text"] == text[:first] and got["finish_reason"] == "stop" and text[first:].startswith(got["matched_stop"])
+            chunks = s.stream(TEXT, {"prompt": "stop", "max_tokens": 40, "stop": stop, "temperature": 0})
+            assert joined(chunks) == (got["text"], "", [], "stop")
+        assert s.complete("stop", max_tokens=40, stop=["never", ""])["choices"][0]["text"] == text
+
+
+def test_eos():
+    with Server("baleend_stub", env={"STUB_EOS_LENGTH": "20"}) as s:
+        got = s.complete("hello", max_tokens=100)
+        assert got["choices"][0]["finish_reason"] == "stop" and got["choices"][0]["matched_stop"] == 1
+        assert got["usage"]["total_tokens"] == 21 and len(got["choices"][0]["text"]) == got["usage"]["completion_tokens"] - 1
+        more = s.complete("hello", max_tokens=100, ignore_eos=True)
+        assert more["usage"]["completion_tokens"] == 100 and more["choices"][0]["finish_reason"] == "length"
+
+
+def test_logprobs():
+    with Server("baleend_stub") as s:
+        got = s.complete("hi", max_tokens=9, logprobs=4)["choices"][0]
+        lp = got["logprobs"]
+        assert "".join(lp["tokens"]) == got["text"] and lp["text_offset"] == list(range(9))
+        assert all(len(t) <= 4 and max(t.values()) == v for t, v in zip(lp["top_logprobs"], lp["token_logprobs"]))
+        chunks = s.stream(TEXT, {"prompt": "hi", "max_tokens": 9, "logprobs": 4, "temperature": 0})
+        parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+        for key in ("tokens", "token_logprobs", "text_offset"):
+            assert sum((p[key] for p in parts), []) == lp[key]
+        # Text that is held back for a stop string does not hold back its tokens' numbers.
+        stop = got["text"][3:6] + "?"
+        chunks = s.stream(TEXT, {"prompt": "hi", "max_tokens": 9, "logprobs": 0, "temperature": 0, "stop": stop})
+        assert joined(chunks)[0] == got["text"]
+        assert sum(len(c["choices"][0]["logprobs"]["tokens"]) for c in chunks if c["choices"][0]["logprobs"]) == 9
+
+
+def test_failing_pass_fails_one():
+    with slow() as s:
+        good = s.complete("good", max_tokens=60)["choices"][0]["text"]
+        body = {"prompt": [10, 299], "max_tokens": 5}
+
+        def fail():
+            status, _, data = s.ask("POST", TEXT, body)
+            assert status == 500 and data["error"]["message"] == "internal error"
+
+        def fail_streaming():
+            chunks = s.stream(TEXT, body)
+            assert chunks[-1]["error"]["code"] == 500
+
+        def succeed():
+            assert s.complete("good", max_tokens=60)["choices"][0]["text"] == good
+
+        together([succeed, fail, succeed, fail_streaming, succeed])
+        m = s.idle()
+        assert m["baleen:num_failed_requests_total"] == 2
+
+
+def test_no_memory_for_more():
+    with Server("baleend_stub", env={"STUB_MAX_SEQUENCES": "2", "STUB_STEP_US": "500"}) as s:
+        texts = together([lambda: s.complete("m", max_tokens=20)["choices"][0]["text"] for _ in range(8)])
+        assert len(set(texts)) == 1
+
+
+def test_silent_stream_gets_comments():
+    with Server("baleend_stub", "--ping", "0.2", "--step-tokens", 8, env={"STUB_STEP_US": "20000"}) as s:
+        c, r = s.open_stream(TEXT, {"prompt": [3] * 500, "max_tokens": 2, "temperature": 0})
+        data = r.read()
+        c.close()
+        assert data.count(b": ping\n\n") >= 2 and len(joined(events(data))[0]) == 2
+
+
+# ---- the end
+
+def test_drain_lets_streams_finish():
+    with slow() as s:
+        want = s.complete("drain", max_tokens=100)["choices"][0]["text"]
+        c, r = s.open_stream(TEXT, {"prompt": "drain", "max_tokens": 100, "temperature": 0})
+        kept = s.connect()
+        kept.request("GET", "/health")
+        assert kept.getresponse().read()
+        s.signal()
+        time.sleep(0.1)
+        kept.request("GET", "/health")
+        answer = kept.getresponse()
+        assert answer.status == 503 and b"draining" in answer.read()
+        kept.request("POST", TEXT, json.dumps({"prompt": "late"}), JSON)
+        answer = kept.getresponse()
+        assert answer.status == 503 and answer.getheader("Retry-After")
+        answer.read()
+        with pytest.raises(ConnectionError):
+            s.ask("GET", "/health")
+        assert joined(events(r.read()))[::3] == (want, "length")
+        c.close()
+        assert s.wait() == 0
+
+
+def test_drain_ends_streams_cleanly():
+    with slow("--drain", "0.3") as s:
+        streams = [s.open_stream(TEXT, {"prompt": "x" * i, "max_tokens": 3000, "temperature": 0}) for i in range(1, 5)]
+        s.until(lambda m: m["sglang:num_running_reqs"] == 4)
+
+        def ask():  # a whole answer that cannot be finished is an error, not half a text
+            status, _, data = s.ask("POST", TEXT, {"prompt": "x", "max_tokens": 3000, "temperature": 0})
+            assert status == 503 and data["error"]["code"] == "aborted"
+
+        def stop():
+            s.until(lambda m: m["sglang:num_running_reqs"] == 5)
+            s.signal()
+
+        together([ask, stop])
+        for c, r in streams:
+            text, _, _, finish = joined(events(r.read()))
+            assert finish == "abort" and text
+            c.close()
+        assert s.wait() == 0
+
+
+def test_second_signal_ends_at_once():
+    with slow("--drain", 60) as s:
+        c, _ = s.open_stream(TEXT, {"prompt": "x", "max_tokens": 3000, "temperature": 0})
+        s.signal()
+        time.sleep(0.3)
+        assert s.process.poll() is None
+        s.signal()
+        assert s.wait(5) == -signal.SIGTERM
+        c.close()
+
+
+def test_reader_that_does_not_read():
+    """A client that stops reading does not hold up the end, nor others."""
+    with Server("baleend_stub", "--drain", 1, "--max-context", 4000, env={"STUB_STEP_US": "100"}) as s:
+        k = socket.create_connection(("127.0.0.1", s.port))
+        k.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"prompt": "x", "max_tokens": 3900, "temperature": 0, "stream": True, "logprobs": 5}).encode()
+        k.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.complete("y")
+        s.idle()  # generation does not wait for the reader
+        s.signal()
+        assert s.wait(30) == 0
+        k.close()
+
+
+def test_port_in_use_and_bad_host():
+    with Server("baleend_stub") as s:
+        for args, rc in ((["--port", s.port], 4), (["--host", "no.such.host.invalid"], 2), (["--port", "70000"], 2)):
+            p = Server.__new__(Server)
+            p = subprocess.run([str(BUILD / "tests" / "baleend_stub"), *map(str, args)], capture_output=True, text=True, timeout=30)
+            assert p.returncode == rc and p.stderr.count("\n") == 1, (args, p)
