@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { K_BLOCK = 32 }; /* kernels/linear.h walks K in blocks of this */
 
@@ -63,6 +65,13 @@ static bl_status map_files(loader *l, bl_access access)
     return BL_OK;
 }
 
+/* Engram tables are read a row here and a row there: reading ahead would only fill memory. Failure costs speed, no more. */
+static void expect_random_reads(const bl_handle *h)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)h->stored / page * page;
+    (void)madvise((void *)from, (uintptr_t)h->stored + h->tensor->nbytes - from, MADV_RANDOM);
+}
+
 static size_t alignment(bl_weight_kind kind)
 {
     return kind == BL_W_BF16 ? sizeof(uint16_t) : kind == BL_W_F32 ? sizeof(float) : 1;
@@ -83,7 +92,8 @@ static bl_status load_handle(loader *l, const bl_handle *h)
 {
     const void *address = h->stored;
     const size_t align = h->scale ? 1 : alignment(h->view->kind);
-    if (!h->host) BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
+    if (h->host) expect_random_reads(h);
+    else BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
     set_views(h, address);
     return BL_OK;
 }

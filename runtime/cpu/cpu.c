@@ -204,7 +204,7 @@ static bl_status allocate(bl_cpu *c, bl_error *err)
     const size_t streams_pack = bl_cpu_packed_bytes(k, T, w.streams), round_pack = bl_cpu_packed_bytes(k, T, widest(&w));
     c->group_stride = bl_cpu_packed_bytes(k, T, w.group_in);
     c->worker_bytes = worker_bytes(c, &w);
-    const size_t plain_pack = (size_t)max64((int64_t)(c->group_stride * (size_t)w.groups), (int64_t)(streams_pack > round_pack ? streams_pack : round_pack));
+    const size_t groups_pack = c->group_stride * (size_t)w.groups, wide_pack = streams_pack > round_pack ? streams_pack : round_pack;
     const struct {
         void *at;
         uint64_t bytes;
@@ -214,7 +214,7 @@ static bl_status allocate(bl_cpu *c, bl_error *err)
         {&c->rotation[0], (uint64_t)(T * R) * 4},
         {&c->rotation[1], (uint64_t)(T * R) * 4},
         {&c->rounded, (uint64_t)(T * widest(&w)) * 2},
-        {&c->plain_pack, plain_pack},
+        {&c->plain_pack, groups_pack > wide_pack ? groups_pack : wide_pack},
         {&c->rounded_pack, round_pack},
         {&c->down, (uint64_t)(T * w.low) * 2},
         {&c->kv, (uint64_t)(T * w.head) * 2},

@@ -156,6 +156,22 @@ static void test_pages_come_back(void **state)
     assert_true(bl_sequence_bytes(f->model, 1000) < bl_sequence_bytes(f->model, 2000));
 }
 
+/* Read into memory instead of mapped, with the plain C kernels and one thread: the same bits. */
+static void test_another_way_of_opening(void **state)
+{
+    fixture *f = *state;
+    static float rows[TOKENS * VOCAB];
+    bl_model *m;
+    const bl_model_options o = {.access = BL_ACCESS_PREAD, .check = BL_CHECK_FULL, .cpu = 0, .threads = 1};
+    assert_int_equal(bl_model_open(&m, MODEL, &o, NULL), BL_OK);
+    bl_sequence *s = new_sequence(m);
+    const bl_span span = span_of(s, f->ids, 20, 0);
+    assert_int_equal(bl_forward(m, &span, 1, rows, NULL, NULL), BL_OK);
+    assert_rows(f, rows, 0, 20);
+    bl_sequence_destroy(&s);
+    bl_model_close(&m);
+}
+
 typedef struct seen {
     int64_t rows;
     int names;
@@ -191,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_refused_batches_change_nothing),
         cmocka_unit_test(test_mixed_steps),
         cmocka_unit_test(test_pages_come_back),
+        cmocka_unit_test(test_another_way_of_opening),
         cmocka_unit_test(test_hooks_see_every_pass),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
