@@ -70,9 +70,7 @@ static bl_status copy_segment(bl_producer *p, const bl_plan_tensor *pt, const bl
 {
     const bl_tensor *from = pt->scale ? w->scale : w->tensor;
     uint64_t base = pt->scale ? w->scale_offset : w->offset;
-    const uint8_t *data;
-    BL_TRY(bl_values_read(&p->values, from, base + g->offset, g->nbytes, t->scratch, &data, err));
-    memcpy(dst, data, g->nbytes);
+    BL_TRY(bl_values_copy(&p->values, from, base + g->offset, g->nbytes, dst, t->scratch, err));
     if (!p->digest) {
         return BL_OK;
     }

@@ -169,17 +169,32 @@ static int64_t bf16_nonfinite_c(const void *x, int64_t n)
     return i;
 }
 
+static void canonical_row(uint16_t *row)
+{
+    for (int i = 0; i < 32; i++) {
+        int magnitude = row[i] & 0x7fff;
+        if (magnitude == 0) row[i] = 0;
+        if (magnitude > 0x7f80) row[i] = 0x7fc0;
+    }
+}
+
 static void bf16_tile_c(uint16_t *tile, const void *in, int64_t stride, int64_t rows)
 {
     const char *row = in;
     for (int64_t r = 0; r < rows; r++, row += stride, tile += 32) {
         memcpy(tile, row, 64);
-        for (int i = 0; i < 32; i++) {
-            int magnitude = tile[i] & 0x7fff;
-            if (magnitude == 0) tile[i] = 0;
-            if (magnitude > 0x7f80) tile[i] = 0x7fc0;
-        }
+        canonical_row(tile);
     }
+}
+
+void bl_fp4_tiles_c(uint16_t *tiles, const uint8_t *packed, int64_t stride, const uint8_t *scale, int64_t scale_stride, int64_t rows,
+                    int64_t count)
+{
+    for (int64_t k = 0; k < count; k++)
+        for (int64_t r = 0; r < rows; r++, tiles += 32) {
+            bl_fp4_row_c(tiles, packed + r * stride + 16 * k, scale + r * scale_stride + k, 32);
+            canonical_row(tiles);
+        }
 }
 
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
@@ -196,6 +211,7 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
         .f32_nonfinite = f32_nonfinite_c,
         .bf16_nonfinite = bf16_nonfinite_c,
         .bf16_tile = bf16_tile_c,
+        .fp4_tiles = bl_fp4_tiles_c,
     };
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_cast_init_avx2(t);

@@ -54,6 +54,10 @@ typedef struct bl_cast_kernels {
     /* A tile as it is digested: rows of 32 bf16 values, stride bytes apart, any alignment, to tile [rows, 32] contiguous, with
      * -0 as +0 and any NaN as 0x7FC0. */
     void (*bf16_tile)(uint16_t *tile, const void *in, int64_t stride, int64_t rows);
+    /* count tiles beside each other from e2m1 codes: rows of count * 16 packed bytes, stride bytes apart, with rows of count
+     * scale bytes, scale_stride bytes apart, to tiles [count, rows, 32] in the same canonical form. */
+    void (*fp4_tiles)(uint16_t *tiles, const uint8_t *packed, int64_t stride, const uint8_t *scale, int64_t scale_stride, int64_t rows,
+                      int64_t count);
 } bl_cast_kernels;
 
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu);

@@ -64,6 +64,27 @@ void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, ui
     }
 }
 
+/* Tiles decoded together: their codes fill one cache line of each row. More of them evict each other, lying 2 KiB apart. */
+#define FP4_TILES 4
+
+void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t row0, uint64_t rows,
+                  uint64_t cols)
+{
+    _Alignas(64) uint16_t tiles[FP4_TILES * BL_VALUE_TILE * BL_VALUE_TILE];
+    uint64_t blocks = cols / BL_VALUE_TILE, row_bytes = cols / 2;
+    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE) {
+        uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE, unit = height * BL_VALUE_TILE;
+        for (uint64_t b = 0; b < blocks; b += FP4_TILES) {
+            uint64_t count = blocks - b < FP4_TILES ? blocks - b : FP4_TILES;
+            k->fp4_tiles(tiles, packed + r * row_bytes + b * (BL_VALUE_TILE / 2), (int64_t)row_bytes, scale + r * blocks + b,
+                         (int64_t)blocks, (int64_t)height, (int64_t)count);
+            for (uint64_t i = 0; i < count; i++) {
+                add_unit(s, tiles + i * unit, unit * sizeof *tiles, (row0 + r) / BL_VALUE_TILE * blocks + b + i);
+            }
+        }
+    }
+}
+
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales)
 {
     uint64_t base = row0 + (scales ? (uint64_t)1 << 63 : 0);

@@ -43,6 +43,9 @@ bl_digest bl_sum_digest(bl_sum s);
  * alignment. row0 is a multiple of 32, and so is rows unless the matrix ends there. */
 void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t row0, uint64_t rows,
                      uint64_t cols);
+/* The same for packed fp4 codes [rows, cols / 2] with their scale bytes [rows, cols / 32]; cols is a multiple of 32. */
+void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t row0, uint64_t rows,
+                  uint64_t cols);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
 /* Add n bytes at offset, a multiple of 4096, of a tensor of class bytes; n too, unless the tensor ends there. */

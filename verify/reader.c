@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -83,24 +84,38 @@ static bool read_direct(bl_reader *r, uint8_t *page, uint64_t first, uint64_t en
     return true;
 }
 
+/* Bytes [from, from + n) that are not cached, into place, which is congruent to from modulo BL_IO_ALIGN and has whole pages
+ * around it. The first page may overlap bytes that are there already: they are the same bytes. */
+static bl_status read_uncached(bl_reader *r, uint8_t *place, uint64_t n, uint64_t from, bl_error *err)
+{
+    uint64_t skip = from % BL_IO_ALIGN;
+    if (atomic_load_explicit(&r->use_direct, memory_order_relaxed)) {
+        if (read_direct(r, place - skip, from - skip, from + n)) {
+            return BL_OK;
+        }
+        atomic_store(&r->use_direct, false); /* the plain path works, or says what is wrong */
+    }
+    BL_TRY(bl_file_read(r->file, place, n, from, err));
+    posix_fadvise(bl_file_fd(r->file), (off_t)from, (off_t)n, POSIX_FADV_DONTNEED);
+    return BL_OK;
+}
+
 bl_status bl_reader_read(bl_reader *r, uint8_t *buf, uint64_t n, uint64_t offset, const uint8_t **data, bl_error *err)
 {
     uint8_t *dst = buf + offset % BL_IO_ALIGN;
     *data = dst;
     uint64_t got = read_cached(r, dst, n, offset);
+    return got == n ? BL_OK : read_uncached(r, dst + got, n - got, offset + got, err);
+}
+
+bl_status bl_reader_copy(bl_reader *r, uint8_t *dst, uint8_t *buf, uint64_t n, uint64_t offset, bl_error *err)
+{
+    uint64_t got = read_cached(r, dst, n, offset);
     if (got == n) {
         return BL_OK;
     }
-    uint64_t from = offset + got, first = from - from % BL_IO_ALIGN;
-    if (atomic_load_explicit(&r->use_direct, memory_order_relaxed)) {
-        /* The first page may overlap bytes already copied: they are the same bytes. Its place in buf is whole because buf and
-         * offset are congruent. */
-        if (read_direct(r, buf + (first - (offset - offset % BL_IO_ALIGN)), first, offset + n)) {
-            return BL_OK;
-        }
-        atomic_store(&r->use_direct, false); /* the plain path works, or says what is wrong */
-    }
-    BL_TRY(bl_file_read(r->file, dst + got, n - got, from, err));
-    posix_fadvise(bl_file_fd(r->file), (off_t)from, (off_t)(n - got), POSIX_FADV_DONTNEED);
+    uint8_t *place = buf + (offset + got) % BL_IO_ALIGN;
+    BL_TRY(read_uncached(r, place, n - got, offset + got, err));
+    memcpy(dst + got, place, n - got);
     return BL_OK;
 }

@@ -19,4 +19,7 @@ void bl_reader_close(bl_reader **r);
  * congruent to offset modulo BL_IO_ALIGN. Errors as bl_file_read. */
 bl_status bl_reader_read(bl_reader *r, uint8_t *buf, uint64_t n, uint64_t offset, const uint8_t **data, bl_error *err);
 
+/* Read n bytes at offset into dst, anywhere; buf is as above, and used for what is not in the page cache. */
+bl_status bl_reader_copy(bl_reader *r, uint8_t *dst, uint8_t *buf, uint64_t n, uint64_t offset, bl_error *err);
+
 #endif

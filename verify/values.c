@@ -49,14 +49,23 @@ uint64_t bl_values_scratch(const bl_values *v, uint64_t tile)
     return scale_room(tile) + v->stripe_bytes;
 }
 
-bl_status bl_values_read(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *buf, const uint8_t **data,
-                         bl_error *err)
+static bl_status name_tensor(bl_status s, const bl_tensor *t, bl_error *err)
 {
-    bl_status s = bl_reader_read(v->readers[t->file], buf, n, offset, data, err);
     if (s != BL_OK && err && !err->tensor[0]) {
         snprintf(err->tensor, sizeof err->tensor, "%.300s", t->name);
     }
     return s;
+}
+
+bl_status bl_values_read(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *buf, const uint8_t **data,
+                         bl_error *err)
+{
+    return name_tensor(bl_reader_read(v->readers[t->file], buf, n, offset, data, err), t, err);
+}
+
+bl_status bl_values_copy(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf, bl_error *err)
+{
+    return name_tensor(bl_reader_copy(v->readers[t->file], dst, buf, n, offset, err), t, err);
 }
 
 bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *buf, bl_error *err)
@@ -92,6 +101,10 @@ static bl_status add_codes(bl_values *v, bl_rows *r, uint8_t *scratch, uint64_t 
 {
     uint16_t *stripe = (uint16_t *)(void *)(scratch + scale_room(tile));
     BL_TRY(bl_values_scale(v, r, scratch, err));
+    if (r->w->form == BL_FORM_FP4) {
+        bl_value_fp4(&v->kernels, sum, r->codes, r->scale, r->row, r->rows, bl_weight_cols(r->w));
+        return BL_OK;
+    }
     for (uint64_t at = 0; at < r->rows; at += BL_VALUE_TILE) {
         uint64_t n = r->rows - at < BL_VALUE_TILE ? r->rows - at : BL_VALUE_TILE;
         bl_values_decode(v, r, at, n, stripe);

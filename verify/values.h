@@ -32,6 +32,9 @@ uint64_t bl_values_scratch(const bl_values *v, uint64_t tile);
 bl_status bl_values_read(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *buf, const uint8_t **data,
                          bl_error *err);
 
+/* The same into dst, anywhere, as bl_reader_copy. */
+bl_status bl_values_copy(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf, bl_error *err);
+
 /* Rows [row, row + rows) of an FP8 or FP4 weight; row is a multiple of 32. */
 typedef struct bl_rows {
     const bl_weight *w;

@@ -450,6 +450,32 @@ static void check_tile(check *c, const bl_cast_kernels *k)
     }
 }
 
+/* Every packed byte under every legal scale byte, in tiles of every height, one to nine beside each other. */
+static void check_fp4_tiles(check *c, const bl_cast_kernels *k)
+{
+    for (unsigned lowest = BL_FP4_SCALE_MIN, rows = 1; lowest <= BL_FP4_SCALE_MAX; lowest++, rows = rows % 32 + 1) {
+        int64_t count = 1 + check_below(c, 9), stride = 16 * count + check_below(c, 100), scale_stride = count + check_below(c, 9);
+        check_case(c, "fp4_tiles scale=%u rows=%u count=%lld stride=%lld", lowest, rows, (long long)count, (long long)stride);
+        uint8_t *packed = check_buffer(c, (size_t)((rows - 1) * stride + 16 * count), 1);
+        uint8_t *scales = check_buffer(c, (size_t)((rows - 1) * scale_stride + count), 1);
+        uint16_t *tiles = check_buffer(c, (size_t)(rows * count) * 64, 2), want[9 * 32 * 32];
+        for (unsigned first = 0; first < 256; first += rows * 16) {
+            for (int64_t i = 0; i < count * rows; i++) {
+                int64_t tile = i / rows, r = i % rows;
+                uint8_t *row = packed + r * stride + 16 * tile, *s = scales + r * scale_stride + tile;
+                *s = (uint8_t)(i % 2 && lowest < BL_FP4_SCALE_MAX ? lowest + 1 : lowest);
+                for (unsigned j = 0; j < 16; j++) row[j] = (uint8_t)(first + 16 * i + j);
+                for (unsigned j = 0; j < 32; j++) {
+                    float x = bl_e2m1_to_f32(row[j / 2] >> j % 2 * 4 & 15) * bl_e8m0_to_f32(*s);
+                    want[32 * i + j] = x == 0 ? 0 : bl_f32_to_bf16(x);
+                }
+            }
+            k->fp4_tiles(tiles, packed, stride, scales, scale_stride, rows, count);
+            if (!check_bf16(c, "values", tiles, want, rows * count, 32)) return;
+        }
+    }
+}
+
 void check_cast(check *c, unsigned cpu)
 {
     bl_cast_kernels ref, k;
@@ -465,4 +491,5 @@ void check_cast(check *c, unsigned cpu)
     random_rows(c, &ref, &k, true);
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) check_search(c, &k, &searches[i]);
     check_tile(c, &k);
+    check_fp4_tiles(c, &k);
 }
