@@ -130,7 +130,8 @@ void bl_cpu_attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
     j.parts = p->tokens >= c->threads ? 1 : (2 * c->threads + p->tokens - 1) / p->tokens;
     if (c->threads == 1) j.parts = 1;
     if (j.parts > heads) j.parts = heads;
-    bl_pool_run(c->pool, p->tokens * j.parts, attend_item, &j);
+    bl_cpu_run(c, p->tokens * heads * c->config.head_dim * (c->config.sliding_window + (l->ratio ? c->config.index_topk : 0)),
+               p->tokens * j.parts, attend_item, &j);
 }
 
 void bl_cpu_store_window(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint8_t *kv)

@@ -64,6 +64,14 @@ static bl_status cpu_import(bl_backend *b, const void **device, const void *host
 
 /* ---- dispatch */
 
+/* Below this a dispatch takes longer to hand out (about a microsecond) than to do. */
+enum { SMALL_BYTES = 64 << 10 };
+
+void bl_cpu_run(bl_cpu *c, int64_t bytes, int64_t items, void (*fn)(void *arg, int64_t item, int worker), void *arg)
+{
+    bl_pool_run(bytes < SMALL_BYTES ? NULL : c->pool, items, fn, arg);
+}
+
 typedef struct token_job {
     bl_cpu *c;
     cpu_token_fn *fn;
@@ -83,7 +91,8 @@ void bl_cpu_tokens(bl_cpu *c, int64_t n, int64_t most, cpu_token_fn *fn, void *a
     token_job j = {c, fn, arg, n, (n + c->threads - 1) / c->threads};
     if (n == 0) return;
     if (j.each > most) j.each = most;
-    bl_pool_run(c->pool, (n + j.each - 1) / j.each, token_item, &j);
+    /* elementwise parts touch the streams about once */
+    bl_cpu_run(c, n * BL_HC_MULT * c->config.hidden_size * (int64_t)sizeof(uint16_t), (n + j.each - 1) / j.each, token_item, &j);
 }
 
 /* ---- passes */

@@ -85,6 +85,8 @@ static inline void *cpu_worker(const bl_cpu *c, int worker)
     return c->worker + (size_t)worker * c->worker_bytes;
 }
 
+/* Dispatch items that together touch about so many bytes: on the pool, or in this thread when waking others would cost more. */
+void bl_cpu_run(bl_cpu *c, int64_t bytes, int64_t items, void (*fn)(void *arg, int64_t item, int worker), void *arg);
 /* Run fn over ranges of tokens [0, n), at most `most` in an item. */
 typedef void cpu_token_fn(bl_cpu *c, void *arg, int64_t from, int64_t to, int worker);
 void bl_cpu_tokens(bl_cpu *c, int64_t n, int64_t most, cpu_token_fn *fn, void *arg);
@@ -114,6 +116,8 @@ typedef struct cpu_product {
     int64_t tile, first_item; /* set by bl_cpu_products */
 } cpu_product;
 void bl_cpu_products(bl_cpu *c, cpu_product *list, int n);
+/* What a product touches, for bl_cpu_run: its weights once for every few tokens. */
+int64_t bl_cpu_work(const bl_matrix *w, int64_t rows, int64_t tokens);
 /* Rows of an item: by bytes when reading the weights is what takes time, in any case several items for each thread; a multiple of
  * `multiple` <= 32. */
 int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int64_t tokens, int64_t multiple);

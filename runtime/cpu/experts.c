@@ -152,6 +152,7 @@ static int64_t tiles(int64_t rows, int64_t tile)
 typedef struct places {
     size_t x, a;                /* bytes of packed activations so far */
     int64_t packs, ups, downs;  /* items of the dispatches so far */
+    int64_t work;               /* of the down products */
 } places;
 
 static void add_group(bl_cpu *c, places *at, const bl_expert *w, int64_t first, int64_t count)
@@ -167,6 +168,7 @@ static void add_group(bl_cpu *c, places *at, const bl_expert *w, int64_t first, 
     g->down_tile = bl_cpu_tile_rows(c, &w->w2, D, count, 8);
     at->x += g->x.stride * (size_t)g->x.blocks;
     at->a += g->a.stride * (size_t)g->a.blocks;
+    at->work += bl_cpu_work(&w->w2, D, count);
     at->packs += g->x.blocks;
     at->ups += tiles(inter, g->up_tile) * g->x.blocks;
     at->downs += tiles(D, g->down_tile) * g->x.blocks;
@@ -306,9 +308,9 @@ void bl_cpu_experts(bl_backend *b, const bl_pass *p, const bl_layer *l, const ui
     bl_cpu *c = cpu_of(b);
     expert_job j = {.c = c, .p = p, .l = l, .x = x, .ids = (int32_t *)ids, .gates = (float *)gates, .partial = partial};
     const places items = form_groups(c, &j);
-    bl_pool_run(c->pool, items.packs, pack_x, &j);
-    bl_pool_run(c->pool, items.ups, up_item, &j);
-    bl_pool_run(c->pool, items.packs, pack_a, &j);
-    bl_pool_run(c->pool, items.downs, down_item, &j);
+    bl_cpu_run(c, (int64_t)items.x, items.packs, pack_x, &j);
+    bl_cpu_run(c, 2 * items.work, items.ups, up_item, &j);
+    bl_cpu_run(c, (int64_t)items.a, items.packs, pack_a, &j);
+    bl_cpu_run(c, items.work, items.downs, down_item, &j);
     bl_cpu_tokens(c, p->tokens, TOKENS, sum_tokens, &j);
 }

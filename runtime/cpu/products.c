@@ -66,7 +66,7 @@ static void pack_block(void *arg, int64_t item, int worker)
 void bl_cpu_pack_into(bl_cpu *c, const cpu_packed *out, const uint16_t *x, int64_t ldx, bool round)
 {
     pack_job job = {c, out, x, ldx, round};
-    bl_pool_run(c->pool, out->blocks, pack_block, &job);
+    bl_cpu_run(c, out->tokens * out->cols * (int64_t)sizeof(float), out->blocks, pack_block, &job);
 }
 
 cpu_packed bl_cpu_pack(bl_cpu *c, const uint16_t *x, int64_t ldx, int64_t n, int64_t cols, bool round)
@@ -87,6 +87,11 @@ static int64_t row_bytes(const bl_matrix *w)
     case BL_W_F32: break;
     }
     return w->cols * 4;
+}
+
+int64_t bl_cpu_work(const bl_matrix *w, int64_t rows, int64_t tokens)
+{
+    return rows * row_bytes(w) * ((tokens + CPU_FEW - 1) / CPU_FEW);
 }
 
 int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int64_t tokens, int64_t multiple)
@@ -147,13 +152,14 @@ static void product_item(void *arg, int64_t item, int worker)
 
 void bl_cpu_products(bl_cpu *c, cpu_product *list, int n)
 {
-    int64_t items = 0;
+    int64_t items = 0, work = 0;
     for (int i = 0; i < n; i++) {
         cpu_product *p = &list[i];
+        work += bl_cpu_work(p->w, p->rows, p->x->tokens);
         p->tile = bl_cpu_tile_rows(c, p->w, p->rows, p->x->tokens, 8);
         p->first_item = items;
         items += (p->rows + p->tile - 1) / p->tile * p->x->blocks;
     }
     product_job job = {c, list, n};
-    bl_pool_run(c->pool, items, product_item, &job);
+    bl_cpu_run(c, work, items, product_item, &job);
 }
