@@ -100,8 +100,8 @@ def test_hang_up_in_a_long_prompt():
 
 
 def test_hang_ups_at_any_time():
-    """Nothing is left behind by clients that leave in any phase."""
-    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 16, env={"STUB_STEP_US": "300"}) as s:
+    """Nothing is left behind by clients that leave in any phase: sequences at once, sockets at the latest after --timeout."""
+    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 16, "--timeout", 3, env={"STUB_STEP_US": "300"}) as s:
 
         def client(i):
             body = json.dumps({"prompt": "x" * (1 + i * 7 % 300), "max_tokens": 200, "temperature": 0, "stream": i % 2 == 0}).encode()
