@@ -101,13 +101,12 @@ bool bl_exchange_hang_up(bl_exchange *x)
     return early;
 }
 
-void bl_exchange_over(bl_exchange *x, bool whole)
+void bl_exchange_over(bl_exchange *x)
 {
     pthread_mutex_lock(&x->lock);
     x->connection = NULL;
     x->parked = false;
-    x->is_gone = x->is_gone || !whole;
-    tell_gone(x);
+    pthread_mutex_unlock(&x->lock);
     bl_exchange_unref(x);
 }
 

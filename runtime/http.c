@@ -189,7 +189,9 @@ static void on_completed(void *arg, struct MHD_Connection *c, void **state, enum
         return;
     *state = NULL;
     enter_phase(arg, x->link, BL_PHASE_HEAD, NULL);
-    bl_exchange_over(x, code == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) /* seen here before the watcher sees it, or the client does not read */
+        bl_http_hang_up(arg, x);
+    bl_exchange_over(x);
 }
 
 /* ---- workers */

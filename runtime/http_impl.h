@@ -77,8 +77,8 @@ struct bl_http {
 bl_exchange *bl_exchange_new(bl_http *h, struct MHD_Connection *c, bl_link *link, const char *method, const char *path);
 /* Hand the answer to libmicrohttpd, or suspend the connection until there is one. Socket thread. */
 enum MHD_Result bl_exchange_respond(bl_exchange *x);
-/* The connection is over; whole tells whether all of the answer went out. Socket thread. */
-void bl_exchange_over(bl_exchange *x, bool whole);
+/* The connection is done with the exchange. Socket thread. */
+void bl_exchange_over(bl_exchange *x);
 /* The client left; true when it missed something. */
 bool bl_exchange_hang_up(bl_exchange *x);
 /* Send a comment line if nothing else was sent for so long. */

