@@ -298,6 +298,7 @@ bl_status bl_http_start(bl_http **out, const bl_http_options *options, bl_error 
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&h->idle, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    *out = h; /* before the first request can come */
     bl_status s = listen_at(h, err);
     if (s == BL_OK)
         s = bl_watch_start(h, err);
@@ -306,8 +307,7 @@ bl_status bl_http_start(bl_http **out, const bl_http_options *options, bl_error 
     if (s == BL_OK)
         s = start_daemon(h, err);
     if (s != BL_OK)
-        bl_http_stop(&h);
-    *out = h;
+        bl_http_stop(out);
     return s;
 }
 

@@ -29,7 +29,7 @@ typedef struct bl_http_options {
     void (*refusal)(void *arg, int status, const char *message, bl_text *body, const char **type);
 } bl_http_options;
 
-/* Listen and serve. BL_E_USAGE for a host that does not resolve, BL_E_IO where listening fails. */
+/* Listen and serve; *out is set before the first callback. BL_E_USAGE for a host that does not resolve, BL_E_IO where listening fails. */
 bl_status bl_http_start(bl_http **out, const bl_http_options *options, bl_error *err);
 int bl_http_port(const bl_http *h);
 /* Accept no more connections; those that are open stay. */

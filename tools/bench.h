@@ -97,5 +97,6 @@ int bench_hash(int argc, char **argv);
 int bench_prefill(int argc, char **argv);
 int bench_linear(int argc, char **argv);
 int bench_ops(int argc, char **argv);
+int bench_start(int argc, char **argv);
 
 #endif

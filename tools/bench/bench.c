@@ -20,6 +20,7 @@ static const struct {
     {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
     {"ops", bench_ops, "attention, index scores, residual streams and selections"},
     {"prefill", bench_prefill, "a prompt through the same, beside the multiply-add peak"},
+    {"start", bench_start, "from nothing to the first token over HTTP"},
 };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
