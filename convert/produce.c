@@ -1,5 +1,7 @@
 #include "convert/produce.h"
 
+#include "verify/flaw.h"
+
 #include <string.h>
 
 static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
@@ -55,11 +57,23 @@ static uint8_t *after_source(const bl_tile *t, uint64_t bytes)
     return t->scratch + room + (BL_IO_ALIGN - room % BL_IO_ALIGN) % BL_IO_ALIGN;
 }
 
+/* A converted model that verify would not pass is of no use: refuse while the source is at hand. */
+static bl_status check(const bl_producer *p, const bl_tensor *from, const bl_weight *w, uint64_t at, const uint8_t *data,
+                       uint64_t n, bl_error *err)
+{
+    bl_flaw f = bl_flaw_find(&p->values.kernels, from->dtype, w, data, n);
+    return f.count == 0 ? BL_OK
+                        : bl_fail(err, BL_E_INPUT, bl_checkpoint_file(p->values.source, from)->path, from->name,
+                                  (int64_t)(at + f.first * f.size), "%s: the tensor is damaged (verify lists all damage)", f.what);
+}
+
 static bl_status cast_segment(bl_producer *p, const bl_weight *w, const bl_segment *g, const bl_tile *t, uint8_t *dst, bl_error *err)
 {
     uint64_t out_row = 2 * bl_weight_cols(w), in_row = bl_weight_row_bytes(w);
     bl_rows r = {.w = w, .row = g->offset / out_row, .rows = g->nbytes / out_row};
-    BL_TRY(bl_values_read(&p->values, w->tensor, w->offset + r.row * in_row, r.rows * in_row, t->scratch, &r.codes, err));
+    uint64_t at = w->offset + r.row * in_row, n = r.rows * in_row;
+    BL_TRY(bl_values_read(&p->values, w->tensor, at, n, t->scratch, &r.codes, err));
+    BL_TRY(check(p, w->tensor, w, at, r.codes, n, err));
     BL_TRY(bl_values_scale(&p->values, &r, after_source(t, g->nbytes), err));
     bl_values_decode(&p->values, &r, 0, r.rows, (uint16_t *)(void *)dst);
     return BL_OK;
@@ -71,6 +85,10 @@ static bl_status copy_segment(bl_producer *p, const bl_plan_tensor *pt, const bl
     const bl_tensor *from = pt->scale ? w->scale : w->tensor;
     uint64_t base = pt->scale ? w->scale_offset : w->offset;
     BL_TRY(bl_values_copy(&p->values, from, base + g->offset, g->nbytes, dst, t->scratch, err));
+    bool judged = pt->scale && w->form != BL_FORM_TABLE && p->digest; /* with its codes, which need exact values */
+    if (!judged) {
+        BL_TRY(check(p, from, w, base + g->offset, dst, g->nbytes, err));
+    }
     if (!p->digest) {
         return BL_OK;
     }

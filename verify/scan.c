@@ -1,5 +1,6 @@
 #include "verify/scan.h"
 
+#include "verify/flaw.h"
 #include "verify/stream.h"
 
 #include <stdlib.h>
@@ -207,26 +208,37 @@ static bool is_source(const scanner *x, const char *path)
     return false;
 }
 
-/* Files beside them that something is recorded for. */
+static bl_status add_other(scanner *x, const bl_witness *w, bl_error *err)
+{
+    source *src = &x->sources[x->count];
+    *src = (source){.path = w->path, .owned = true};
+    BL_TRY(bl_file_open(&src->file, w->path, err));
+    x->count++;
+    BL_TRY(raw_parts(x, src, &x->lanes[x->count - 1], err));
+    return open_source(x, src, err);
+}
+
+/* Files beside them that something is recorded for. One that cannot be opened is a finding like any other. */
 static bl_status add_others(scanner *x, bl_error *err)
 {
     for (size_t i = 0; x->s->witnesses && i < x->s->witnesses->count; i++) {
         const bl_witness *w = &x->s->witnesses->items[i];
         bool right = false;
-        if (!w->sha256) {
-            BL_TRY(bl_witness_check_git(x->f, w, &right, err));
-            x->s->files_hashed += right;
-            continue;
+        bl_error e;
+        bl_error_clear(&e);
+        bl_status s = !w->sha256                ? bl_witness_check_git(x->f, w, &right, &e)
+                      : is_source(x, w->path) ? BL_OK
+                                              : add_other(x, w, &e);
+        x->s->files_hashed += right;
+        if (s == BL_E_INPUT) {
+            x->f->level = 3;
+            bl_finder_problem(x->f, &e);
+        } else if (s != BL_OK) {
+            if (err && err->code == BL_OK) {
+                *err = e;
+            }
+            return s;
         }
-        if (is_source(x, w->path)) {
-            continue;
-        }
-        source *src = &x->sources[x->count];
-        *src = (source){.path = w->path, .owned = true};
-        BL_TRY(bl_file_open(&src->file, w->path, err));
-        BL_TRY(raw_parts(x, src, &x->lanes[x->count], err));
-        x->count++;
-        BL_TRY(open_source(x, src, err));
     }
     return BL_OK;
 }
@@ -252,66 +264,13 @@ static bl_status add_records(scanner *x, bl_error *err)
 
 /* ---- looking at bytes */
 
-/* Elements of data that are not what they must be: the first is found by a kernel, the rest counted one by one. */
-typedef struct bad {
-    uint64_t first, last, count; /* elements; count 0 = none */
-} bad;
-
-typedef int64_t (*search_fn)(const bl_cast_kernels *k, const uint8_t *p, int64_t n);
-
-static int64_t search_fp8(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
-{
-    return k->fp8_nan(p, n);
-}
-static int64_t search_scale(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
-{
-    return k->scale_check(p, n, 0, 254);
-}
-static int64_t search_f32(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
-{
-    return k->f32_nonfinite(p, n);
-}
-static int64_t search_bf16(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
-{
-    return k->bf16_nonfinite(p, n);
-}
-
-static bad search_all(const bl_cast_kernels *k, search_fn search, const uint8_t *p, uint64_t n, uint64_t size)
-{
-    bad b = {0};
-    for (uint64_t at = 0; at < n;) {
-        uint64_t hit = at + (uint64_t)search(k, p + at * size, (int64_t)(n - at));
-        if (hit >= n) {
-            break;
-        }
-        b.first = b.count++ ? b.first : hit;
-        b.last = hit;
-        at = hit + 1;
-    }
-    return b;
-}
-
 static void look(scanner *x, const source *src, const piece *p, uint64_t offset, uint64_t n, const uint8_t *data)
 {
-    static const struct {
-        bl_dtype dtype;
-        search_fn search;
-        unsigned size;
-        const char *what;
-    } checks[] = {{BL_DT_F8_E4M3, search_fp8, 1, "NaN codes"},
-                  {BL_DT_F8_E8M0, search_scale, 1, "NaN scale bytes"},
-                  {BL_DT_F32, search_f32, 4, "values that are not finite"},
-                  {BL_DT_BF16, search_bf16, 2, "values that are not finite"}};
-    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-        if (checks[i].dtype != p->tensor->dtype) {
-            continue;
-        }
-        bad b = search_all(&x->values.kernels, checks[i].search, data, n / checks[i].size, checks[i].size);
-        if (b.count) {
-            int64_t at = (int64_t)(p->tensor->offset + p->base + offset), size = checks[i].size;
-            bl_find(x->f, 2, src->path, p->tensor->name, at + (int64_t)b.first * size, at + (int64_t)(b.last + 1) * size,
-                    "%llu %s", (unsigned long long)b.count, checks[i].what);
-        }
+    bl_flaw f = bl_flaw_find(&x->values.kernels, p->tensor->dtype, p->weight, data, n);
+    if (f.count) {
+        uint64_t at = p->tensor->offset + p->base + offset;
+        bl_find(x->f, 2, src->path, p->tensor->name, (int64_t)(at + f.first * f.size), (int64_t)(at + (f.last + 1) * f.size),
+                "%llu %s", (unsigned long long)f.count, f.what);
     }
 }
 
@@ -327,8 +286,10 @@ static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n,
     bl_error_clear(&e);
     size_t index = (size_t)(p->weight - x->s->binding->weights);
     bl_status s = BL_OK;
+    bool said = false; /* the scale's bytes are looked at themselves */
     if (values_fit(p->weight, p->scale)) {
         s = bl_values_add(&x->values, p->weight, p->scale, offset, n, data, t->scratch, &e);
+        said = x->s->semantic;
     } else {
         s = bl_fail(&e, BL_E_INPUT, x->s->c->path, p->tensor->name, -1, "rows too wide for a value digest");
     }
@@ -345,7 +306,7 @@ static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n,
     bool first = !x->s->broken[index];
     x->s->broken[index] = true;
     pthread_mutex_unlock(&x->lock);
-    if (first) {
+    if (first && !said) {
         bl_find(x->f, -1, e.path, e.tensor, e.offset, e.offset < 0 ? -1 : e.offset + 1, "%s", e.message);
     }
     return BL_OK;
