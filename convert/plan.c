@@ -281,12 +281,11 @@ static char *file_name(const planner *p, const bl_plan_tensor *first, size_t ind
 
 static bl_status lay_out(planner *p, bl_plan_file *f, bl_plan_tensor *tensors, bl_tensor *scratch, bl_error *err)
 {
-    static const char *const metadata[] = {"format", "pt"};
     uint32_t align = tensors[0].members[0]->form == BL_FORM_TABLE && p->o->target == BL_TO_PACKED ? ENGRAM_ALIGN : PACKED_ALIGN;
     for (size_t i = 0; i < f->count; i++) {
         scratch[i] = tensors[i].tensor;
     }
-    BL_TRY(bl_st_layout(scratch, f->count, metadata, 1, align, 0, p->arena, &f->header, &f->header_bytes, &f->file_bytes, err));
+    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, 0, p->arena, &f->header, &f->header_bytes, &f->file_bytes, err));
     for (size_t i = 0; i < f->count; i++) {
         if (scratch[i].nbytes != bytes_of(&tensors[i])) {
             return bl_fail(err, BL_E_INTERNAL, f->name, scratch[i].name, -1, "planned bytes and shape disagree");

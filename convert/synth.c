@@ -85,7 +85,6 @@ static bl_status list_tensors(synth *y, bl_error *err)
 
 static bl_status deal(synth *y, bl_error *err)
 {
-    static const char *const metadata[] = {"format", "pt"};
     size_t shards = (size_t)y->o->shards;
     y->shards = bl_arena_array(&y->arena, shards, sizeof *y->shards);
     y->lanes = bl_arena_array(&y->arena, shards, sizeof *y->lanes);
@@ -107,7 +106,7 @@ static bl_status deal(synth *y, bl_error *err)
             s->tensors[s->count] = y->tensors[i];
             s->sources[s->count++] = i;
         }
-        BL_TRY(bl_st_layout(s->tensors, s->count, metadata, 1, 8, 1, &y->arena, &s->header, &s->header_bytes, &s->file_bytes, err));
+        BL_TRY(bl_st_layout(s->tensors, s->count, bl_st_metadata, 1, 8, 1, &y->arena, &s->header, &s->header_bytes, &s->file_bytes, err));
         parts[0] = (bl_part){.nbytes = s->header_bytes, .granule = BL_IO_ALIGN};
         for (size_t i = 0; i < s->count; i++) {
             parts[i + 1] = (bl_part){.nbytes = s->tensors[i].nbytes, .granule = BL_SYNTH_GRANULE};

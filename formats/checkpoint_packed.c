@@ -83,6 +83,17 @@ static bl_status check_linked(bl_build *b, const bl_st_header *h, uint32_t file,
     return BL_OK;
 }
 
+/* Nothing digests a header where SHA-256 was left out: all that the manifest does not name must be what is
+ * always there. */
+static bl_status check_metadata(bl_build *b, const bl_st_header *h, const char *path)
+{
+    bool usual = h->metadata_count == 1 && strcmp(h->metadata[0], bl_st_metadata[0]) == 0 &&
+                 strcmp(h->metadata[1], bl_st_metadata[1]) == 0;
+    return usual ? BL_OK
+                 : bl_build_report(b, path, "__metadata__", -1, "is not {\"%s\": \"%s\"}", bl_st_metadata[0],
+                                   bl_st_metadata[1]);
+}
+
 /* The tensors of a payload file against those that the manifest has in it: the same ones, in the same places.
  */
 static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
@@ -93,6 +104,7 @@ static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file
     if (!have) {
         return no_memory(b);
     }
+    BL_TRY(check_metadata(b, h, path));
     memcpy(have, h->tensors, h->count * sizeof *have);
     qsort(have, h->count, sizeof *have, bl_tensor_by_name);
     for (size_t i = 0; i < r->tensor_count; i++) { /* both lists ascend by name */

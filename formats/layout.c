@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *const bl_st_metadata[2] = {"format", "pt"};
+
 /* Text that is counted first and written on a second pass. */
 typedef struct sink {
     char *buf; /* NULL while counting */

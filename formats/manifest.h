@@ -1,5 +1,7 @@
 /* The manifests of a packed model: manifest.json of the folder and rank-NNNN/manifest.json of each rank. Descriptions only:
- * what the files should hold. Hashing is verify's job, laying out is convert's.
+ * what the files should hold. Hashing is verify's job, laying out is convert's. With the chunk digests they fix every byte of a
+ * payload file that is not linked: its header holds the tensors that the manifest has in it, {"format": "pt"} as __metadata__,
+ * and padding.
  *
  * manifest.json
  *   "format"        "baleen-packed"

@@ -59,6 +59,9 @@ bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *meta
                        int keep_order, bl_arena *arena, const char **header, uint64_t *header_bytes, uint64_t *file_bytes,
                        bl_error *err);
 
+/* {"format": "pt"}, which some readers insist on: __metadata__ of every checkpoint file and packed payload written here. */
+extern const char *const bl_st_metadata[2];
+
 /* Two orderings for qsort of bl_tensor. */
 int bl_tensor_by_name(const void *a, const void *b);
 int bl_tensor_by_place(const void *a, const void *b); /* file, offset, size, name */

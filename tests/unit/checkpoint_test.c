@@ -13,6 +13,7 @@
 #include "tests/unit/tiny_config.h"
 
 #define T4(name, begin) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[" begin "]}"
+#define META "\"__metadata__\":{\"format\":\"pt\"},"
 #define SHARD1 "model-00001-of-00002.safetensors"
 #define SHARD2 "model-00002-of-00002.safetensors"
 #define INDEX "model.safetensors.index.json"
@@ -383,7 +384,7 @@ static const char *packed(const char *name)
     bl_manifest_file files[] = {{.name = "rank-0000/manifest.json"}, {.name = "rank-0000/rest.safetensors"}};
     bl_manifest_file rank_files[] = {{.name = "rest.safetensors"},
                                      {.name = "linked.safetensors", .linked = true}};
-    static const char rest[] = "{" T4("c", "0,4") "," T4("a", "4,8") "}",
+    static const char rest[] = "{" META T4("c", "0,4") "," T4("a", "4,8") "}",
                       linked[] = "{" T4("x.b", "0,4") "," T4("d", "4,8") "}";
     bl_error e = {0};
     assert_int_equal(mkdir(scratch_path("%s", name), 0700), 0);
@@ -451,20 +452,32 @@ static void stray_payload(const char *f)
 }
 static void rename_tensor(const char *f)
 {
-    shard(f, "rank-0000/rest.safetensors", "{" T4("c", "0,4") "," T4("e", "4,8") "}", 8);
+    shard(f, "rank-0000/rest.safetensors", "{" META T4("c", "0,4") "," T4("e", "4,8") "}", 8);
 }
 static void retype_tensor(const char *f)
 {
     shard(f, "rank-0000/rest.safetensors",
-          "{\"c\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[0,4]}," T4("a", "4,8") "}", 8);
+          "{" META "\"c\":{\"dtype\":\"I8\",\"shape\":[4],\"data_offsets\":[0,4]}," T4("a", "4,8") "}", 8);
+}
+static void other_metadata(const char *f)
+{
+    shard(f, "rank-0000/rest.safetensors",
+          "{\"__metadata__\":{\"format\":\"qt\"}," T4("c", "0,4") "," T4("a", "4,8") "}", 8);
+}
+static void no_metadata(const char *f)
+{
+    shard(f, "rank-0000/rest.safetensors",
+          "{" T4("c", "0,4") "," T4("a", "4,8") "}"
+                                                "                               ",
+          8);
 }
 static void move_tensor(const char *f)
 {
-    shard(f, "rank-0000/rest.safetensors", "{" T4("a", "0,4") "," T4("c", "4,8") "}", 8);
+    shard(f, "rank-0000/rest.safetensors", "{" META T4("a", "0,4") "," T4("c", "4,8") "}", 8);
 }
 static void pad_payload(const char *f)
 {
-    shard(f, "rank-0000/rest.safetensors", "{" T4("c", "0,4") "," T4("a", "4,8") "} ", 8);
+    shard(f, "rank-0000/rest.safetensors", "{" META T4("c", "0,4") "," T4("a", "4,8") "} ", 8);
 }
 static void retype_linked(const char *f)
 {
@@ -488,6 +501,8 @@ static void test_broken_packed(void **state)
         {"stray_payload", stray_payload, "more.safetensors|stray"},
         {"rename_tensor", rename_tensor, "rest.safetensors|'a'|missing"},
         {"retype_tensor", retype_tensor, "'c'|differ"},
+        {"other_metadata", other_metadata, "rest.safetensors|'__metadata__'|\"pt\""},
+        {"no_metadata", no_metadata, "rest.safetensors|'__metadata__'"},
         {"move_tensor", move_tensor, "'a'|differ"},
         {"pad_payload", pad_payload, "rest.safetensors|the manifest says"},
         {"retype_linked", retype_linked, "linked.safetensors|'b'|has no U8 tensor"},
