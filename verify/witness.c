@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define MAX_GIT_FILE ((uint64_t)256 << 20)
+#define MAX_DOWNLOAD_RECORD ((uint64_t)4096)
 
 typedef struct gatherer {
     bl_finder *f;
@@ -103,10 +104,9 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
  * a download into a folder leaves the name on the second line of .cache/huggingface/download/NAME.metadata. */
 static bool hub_name(gatherer *g, const char *folder, const char *name, char oid[65])
 {
-    char target[4096], line[256];
-    char *path = join(g->arena, folder, name);
+    char target[4096], *download = NULL;
+    const char *path = join(g->arena, folder, name), *text = NULL;
     ssize_t n = path ? readlink(path, target, sizeof target - 1) : -1;
-    const char *text = NULL;
     if (n > 0) {
         target[n] = 0;
         const char *slash = strrchr(target, '/');
@@ -114,20 +114,19 @@ static bool hub_name(gatherer *g, const char *folder, const char *name, char oid
     } else {
         char meta[4096];
         snprintf(meta, sizeof meta, "%s/.cache/huggingface/download/%s.metadata", folder, name);
-        FILE *f = fopen(meta, "re");
-        if (f) {
-            text = fgets(line, sizeof line, f) && fgets(line, sizeof line, f) ? line : NULL;
-            line[strcspn(line, "\n")] = 0;
-            fclose(f);
+        if (bl_file_slurp(meta, MAX_DOWNLOAD_RECORD, &download, NULL, NULL) == BL_OK && (text = strchr(download, '\n')) != NULL) {
+            text++;
         }
     }
-    size_t len = text ? strlen(text) : 0;
+    size_t len = text ? strcspn(text, "\r\n") : 0;
     uint8_t digest[32];
-    if ((len != 64 && len != 40) || !bl_hex_decode(digest, text, len)) {
-        return false;
+    bool named = (len == 64 || len == 40) && bl_hex_decode(digest, text, len);
+    if (named) {
+        memcpy(oid, text, len);
+        oid[len] = 0;
     }
-    memcpy(oid, text, len + 1);
-    return true;
+    free(download);
+    return named;
 }
 
 static bool listed(const gatherer *g, const char *name)
@@ -159,7 +158,7 @@ static bl_status unlisted(gatherer *g, const char *name, bool sums, bl_error *er
     return add(g, name, strlen(oid) == 64, digest, "the name of its object in the Hugging Face cache", err);
 }
 
-/* Every regular file of sub ("" or a rank folder). */
+/* Every file of sub ("" or a rank folder). In a packed model also what is no file at all: nothing may be there unlisted. */
 static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
 {
     const char *folder = *sub ? join(g->arena, g->c->path, sub) : g->c->path;
@@ -176,12 +175,14 @@ static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
         }
         snprintf(name, sizeof name, "%s%s%s", sub, *sub ? "/" : "", e->d_name);
         const char *path = join(g->arena, g->c->path, name);
-        if (!path || stat(path, &st) != 0) {
+        if (!path) {
+            s = nomem(err);
             continue;
         }
-        if (S_ISDIR(st.st_mode) && !*sub && g->c->kind == BL_SOURCE_PACKED && !strncmp(name, "rank-", 5)) {
+        bool there = stat(path, &st) == 0, packed = g->c->kind == BL_SOURCE_PACKED;
+        if (packed && !*sub && there && S_ISDIR(st.st_mode) && !strncmp(name, "rank-", 5)) {
             s = walk(g, name, sums, err);
-        } else if (S_ISREG(st.st_mode) && !listed(g, name)) {
+        } else if ((packed || (there && S_ISREG(st.st_mode))) && !listed(g, name)) {
             s = unlisted(g, name, sums, err);
         }
     }
