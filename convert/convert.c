@@ -124,6 +124,9 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_status s = make_plan(&j, err);
     if (s == BL_OK) {
         fill_report(&j, report);
+        s = bl_folder_check(dst, err);
+    }
+    if (s == BL_OK) {
         s = check_space(&j, dst, err);
     }
     if (s == BL_OK && !o->dry_run) {

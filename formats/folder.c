@@ -35,20 +35,76 @@ static bool is_empty_folder(const char *path)
     return entries == 0;
 }
 
-bl_status bl_folder_begin(const char *path, char **tmp, bl_error *err)
+/* Does another file system, or a part of one, begin at this folder? */
+static bool is_mount_point(const char *path)
+{
+    struct statx x;
+    if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &x) == 0 &&
+        (x.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT)) {
+        return (x.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+    }
+    struct stat st, above; /* an older kernel: bind mounts escape this */
+    char *parent = NULL;
+    bool mounted = asprintf(&parent, "%s/..", path) > 0 && stat(path, &st) == 0 &&
+                   stat(parent, &above) == 0 && st.st_dev != above.st_dev;
+    free(parent);
+    return mounted;
+}
+
+/* Is the last component "." or ".."? Such a folder cannot be renamed over. */
+static bool ends_in_dots(const char *base)
+{
+    const char *slash = strrchr(base, '/'), *name = slash ? slash + 1 : base;
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+static bl_status check_existing(const char *base, const struct stat *st, bl_error *err)
+{
+    const char *what = NULL;
+    if (S_ISLNK(st->st_mode)) {
+        what = "is a symbolic link: name the folder to make, not a link";
+    } else if (!S_ISDIR(st->st_mode)) {
+        what = "already exists and is not a folder";
+    } else if (!is_empty_folder(base)) {
+        what = "already exists and is not an empty folder";
+    } else if (ends_in_dots(base)) {
+        what = "cannot be replaced under its own name: name a folder in it";
+    } else if (is_mount_point(base)) {
+        what = "is a mount point, which cannot be replaced: name a folder in it";
+    }
+    return what ? bl_fail(err, BL_E_USAGE, base, NULL, -1, "%s", what) : BL_OK;
+}
+
+bl_status bl_folder_check(const char *path, bl_error *err)
 {
     struct stat st;
-    *tmp = NULL;
-    if (lstat(path, &st) == 0) {
-        if (!S_ISDIR(st.st_mode)) {
-            return bl_fail(err, BL_E_USAGE, path, NULL, -1, "already exists and is not a folder");
-        }
-        if (!is_empty_folder(path)) {
-            return bl_fail(err, BL_E_USAGE, path, NULL, -1, "already exists and is not an empty folder");
-        }
+    char *base = without_slashes(path);
+    bl_status s = BL_OK;
+    if (!base) {
+        s = bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+    } else if (lstat(base, &st) == 0) {
+        s = check_existing(base, &st, err);
     } else if (errno != ENOENT) {
-        return bl_fail_errno(err, errno, 0, path, "cannot create the folder");
+        s = bl_fail_errno(err, errno, 0, path, "cannot create the folder");
+    } else {
+        char *slash = strrchr(base, '/');
+        if (slash) {
+            slash[slash == base] = 0;
+        }
+        if (access(slash ? base : ".", W_OK | X_OK) != 0) {
+            s = bl_fail_errno(err, errno, 0, path,
+                              errno == ENOENT ? "there is no folder to create it in"
+                                              : "cannot create the folder");
+        }
     }
+    free(base);
+    return s;
+}
+
+bl_status bl_folder_begin(const char *path, char **tmp, bl_error *err)
+{
+    *tmp = NULL;
+    BL_TRY(bl_folder_check(path, err));
     char *base = without_slashes(path), *name = NULL;
     int rc = -1, e = ENOMEM;
     for (int tries = 0; base && tries < 100; tries++) {

@@ -21,9 +21,12 @@ void bl_output_abort(bl_output **o);
 /* A small file in one call. */
 bl_status bl_output_file(const char *path, const void *data, uint64_t n, bl_error *err);
 
+/* May a folder be made at path? Not when something is there already, an empty folder aside, nor where the rename at commit must
+ * fail: "." and "..", symbolic links, mount points (BL_E_USAGE). A parent that is absent or may not be written to is BL_E_IO. */
+bl_status bl_folder_check(const char *path, bl_error *err);
 /* An output folder: made under a temporary sibling name ("<path>.partial-<pid>") and renamed to path at commit, so that a
- * folder that carries the final name is complete. path must not exist, or be an empty folder (BL_E_USAGE otherwise). Paths of
- * files inside are built by the caller from *tmp (malloc'd). */
+ * folder that carries the final name is complete. path must pass bl_folder_check. Paths of files inside are built by the caller
+ * from *tmp (malloc'd). */
 bl_status bl_folder_begin(const char *path, char **tmp, bl_error *err);
 /* Rename *tmp to path and fsync the parent; frees and nulls *tmp on success. */
 bl_status bl_folder_commit(char **tmp, const char *path, bl_error *err);

@@ -292,6 +292,31 @@ static void test_folders(void **state)
     assert_null(tmp);
 }
 
+/* Where the rename at the end must fail it is said at the start. */
+static void test_folders_that_cannot_be_renamed_over(void **state)
+{
+    static const char *const bad[][2] = {{"dst-empty/sub/..", "not an empty folder"},
+                                         {"dst-link", "a symbolic link"},
+                                         {"dst-link/", "a symbolic link"},
+                                         {"dst-dangling", "a symbolic link"}};
+    bl_error e = {0};
+    assert_int_equal(mkdir(scratch_path("dst-empty"), 0700), 0);
+    assert_int_equal(symlink("dst-empty", scratch_path("dst-link")), 0);
+    assert_int_equal(symlink("gone", scratch_path("dst-dangling")), 0);
+    expect_ok(bl_folder_check(scratch_path("dst-empty"), &e), &e);
+    expect_ok(bl_folder_check(scratch_path("dst-empty/new//"), &e), &e);
+    expect_failure(bl_folder_check(scratch_path("dst-empty/."), &e), &e, BL_E_USAGE, "under its own name");
+    assert_int_equal(mkdir(scratch_path("dst-empty/sub"), 0700), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        bl_error_clear(&e);
+        expect_failure(bl_folder_check(scratch_path("%s", bad[i][0]), &e), &e, BL_E_USAGE, bad[i][1]);
+    }
+    bl_error_clear(&e);
+    expect_failure(bl_folder_check("/proc", &e), &e, BL_E_USAGE, "already exists");
+    bl_error_clear(&e);
+    expect_failure(bl_folder_check(scratch_path("none/x"), &e), &e, BL_E_IO, "no folder to create it in");
+}
+
 static void test_free_space(void **state)
 {
     uint64_t here, deep;
@@ -312,6 +337,7 @@ int main(void)
                                        cmocka_unit_test(test_output_failures_leave_nothing),
                                        cmocka_unit_test(test_concurrent_ranges),
                                        cmocka_unit_test(test_folders),
+                                       cmocka_unit_test(test_folders_that_cannot_be_renamed_over),
                                        cmocka_unit_test(test_free_space)};
     return cmocka_run_group_tests(tests, scratch_begin, scratch_end);
 }
