@@ -60,6 +60,8 @@ const char *cli_default_model(void);
 typedef struct cli_progress cli_progress;
 cli_progress *cli_progress_begin(const char *what, bool quiet);
 void cli_progress_update(void *progress, uint64_t done, uint64_t total);
+/* A whole line on stderr in between. p may be NULL. Thread-safe. */
+void cli_progress_line(cli_progress *p, const char *line);
 void cli_progress_end(cli_progress **p); /* wipes the line */
 
 /* SIGINT and SIGTERM set a flag instead of killing the process, so that unfinished outputs are removed; a second signal

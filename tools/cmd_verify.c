@@ -19,6 +19,7 @@ static const char details[] =
 typedef struct output {
     bool json;
     json_t *findings;
+    cli_progress *progress;
 } output;
 
 static void add_json(output *out, const bl_finding *f)
@@ -38,17 +39,18 @@ static void add_json(output *out, const bl_finding *f)
 static void on_finding(void *arg, const bl_finding *f)
 {
     output *out = arg;
-    char line[4096];
+    char line[2400], shown[2600]; /* a bl_error's strings and more */
     bl_error e = {.code = BL_E_FINDING, .offset = -1};
     snprintf(e.path, sizeof e.path, "%s", f->path);
     snprintf(e.tensor, sizeof e.tensor, "%s", f->tensor);
     snprintf(e.message, sizeof e.message, "%s", f->message);
     bl_error_line(&e, line, sizeof line);
     if (f->begin >= 0 && f->end > f->begin) {
-        fprintf(stderr, "baleen verify: %s (bytes %" PRId64 "..%" PRId64 ")\n", line, f->begin, f->end - 1);
+        snprintf(shown, sizeof shown, "baleen verify: %s (bytes %" PRId64 "..%" PRId64 ")", line, f->begin, f->end - 1);
     } else {
-        fprintf(stderr, "baleen verify: %s\n", line);
+        snprintf(shown, sizeof shown, "baleen verify: %s", line);
     }
+    cli_progress_line(out->progress, shown);
     if (out->json) {
         add_json(out, f);
     }
@@ -128,14 +130,14 @@ int cmd_verify(int argc, char **argv)
     o.jobs = (int)jobs;
     out.findings = json_array();
     cli_catch_signals();
-    cli_progress *progress = cli_progress_begin("verifying", out.json);
+    out.progress = cli_progress_begin("verifying", out.json);
     o.progress = cli_progress_update;
-    o.progress_arg = progress;
+    o.progress_arg = out.progress;
     bl_verify_report report;
     bl_error err;
     bl_error_clear(&err);
     bl_status s = bl_verify(path, &o, &report, &err);
-    cli_progress_end(&progress);
+    cli_progress_end(&out.progress);
     rc = s == BL_E_FINDING ? bl_exit_code(s) : cli_report(c.program, s, &err);
     if ((s == BL_OK || s == BL_E_FINDING) && out.json) {
         int bad = print_json(&out, path, &o, &report, s);

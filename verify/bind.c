@@ -193,13 +193,18 @@ static uint64_t experts_of(const bl_checkpoint *c, const bl_slot *s)
     return (uint64_t)(s->group == BL_GROUP_DSPARK ? c->config.dspark_n_routed_experts : c->config.n_routed_experts);
 }
 
-bool bl_slot_unread(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s)
+static bool excused(const bl_checkpoint *c, const char *name)
 {
-    char name[160];
+    return bl_checkpoint_unread(c, name) || bl_checkpoint_find(c, name) != NULL;
+}
+
+bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s)
+{
+    char stacked[160];
     if (s->expert >= 0) {
-        bl_stacked_name(name, sizeof name, slots, s, false);
+        bl_stacked_name(stacked, sizeof stacked, slots, s, false);
     }
-    return bl_checkpoint_unread(c, s->name) || (s->expert >= 0 && bl_checkpoint_unread(c, name));
+    return excused(c, s->name) || (s->expert >= 0 && excused(c, stacked));
 }
 
 /* Does the router of an expert's layer have rows for another number of experts? That is reported, once: a list of every expert
@@ -216,7 +221,7 @@ static bool experts_in_doubt(const binder *b, const bl_slot *s)
 /* A slot that no tensor fills. */
 static bl_status lacking(binder *b, const bl_slot *s, bl_error *err)
 {
-    if (bl_slot_unread(b->c, &b->out->slots, s)) {
+    if (bl_slot_excused(b->c, &b->out->slots, s)) {
         char stacked[160];
         excuse_scale(b, s->name);
         if (s->expert >= 0) {

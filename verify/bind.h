@@ -45,8 +45,9 @@ bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_prob
  * missing. */
 bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_fn on_problem, void *arg, bl_error *err);
 
-/* Is a slot empty only because its tensor's file could not be read? */
-bool bl_slot_unread(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s);
+/* Is a slot that no weight fills a consequence of something else: a file that could not be read, or a tensor that is there but
+ * does not fit (bl_bind has said so)? */
+bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s);
 
 /* Bytes of one row as stored: of the weight, and of its scale grid. rows of the scale: ceil(out/32) for FP8, else out. */
 uint64_t bl_weight_row_bytes(const bl_weight *w);

@@ -49,7 +49,7 @@ static bool left_out(const bl_scan *s, const bl_slot *slot)
 
 static void one_sided(bl_finder *f, const bl_scan *has, const bl_scan *lacks, const bl_weight *w)
 {
-    if (!left_out(lacks, w->slot) && !bl_slot_unread(lacks->c, &lacks->binding->slots, w->slot)) {
+    if (!left_out(lacks, w->slot) && !bl_slot_excused(lacks->c, &lacks->binding->slots, w->slot)) {
         bl_find(f, -1, lacks->c->path, w->slot->name, -1, -1, "is in %s only, and nothing records that it was left out",
                 has->c->path);
     }

@@ -58,7 +58,11 @@ static bl_status open_side(side *s, const char *path, bl_finder *f, bl_error *er
     bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f};
     bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), strict = !folder || !looks_like_one(path);
     f->level = 1;
-    return bl_checkpoint_open(&s->c, path, strict ? NULL : &o, err);
+    BL_TRY(bl_checkpoint_open(&s->c, path, strict ? NULL : &o, err));
+    if (f->o->against && !s->c->has_config) {
+        return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
+    }
+    return BL_OK;
 }
 
 /* The global manifest against the files and against SHA256SUMS. */
@@ -100,9 +104,6 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
             BL_TRY(bl_bind_forms(s->c, &s->binding, bl_finder_problem, f, err));
         }
     }
-    if (values && !s->scan.binding) {
-        return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
-    }
     if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
         s->scan.witnesses = &s->witnesses;
@@ -143,12 +144,14 @@ static bl_status verify(const char *path, bl_finder *f, side sides[2], bl_verify
     const bl_verify_options *o = f->o;
     bool values = o->against != NULL;
     BL_TRY(open_side(&sides[0], path, f, err));
+    if (values) { /* now: what cannot be compared with should not show after hours of reading */
+        BL_TRY(open_side(&sides[1], o->against, f, err));
+    }
     BL_TRY(scan_side(&sides[0], f, true, values, err));
     fill_report(&sides[0], o->level, report);
     if (!values) {
         return BL_OK;
     }
-    BL_TRY(open_side(&sides[1], o->against, f, err));
     BL_TRY(scan_side(&sides[1], f, false, true, err));
     report->bytes += sides[1].scan.bytes;
     report->compared = bl_compare(f, &sides[0].scan, &sides[1].scan);
