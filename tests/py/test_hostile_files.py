@@ -3,6 +3,7 @@ nothing left behind. verify lists what it finds instead, with status 1, where th
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import struct
@@ -479,3 +480,154 @@ def test_unreadable(nano, what):
             found(as_ordinary_user("verify", d), name, "Permission denied")
         assert [p.name for p in top.iterdir()] == ["ckpt"]
         d.chmod(0o755)
+
+
+# ---- what is in the tensors
+
+def put(name, at, raw):
+    def change(t):
+        dtype, shape, data = t[name]
+        t[name] = (dtype, shape, data[:at] + raw + data[at + len(raw):])
+    return change
+
+
+def retype(name, dtype, width):
+    def change(t):
+        shape = t[name][1]
+        n = width
+        for d in shape:
+            n *= d
+        t[name] = (dtype, shape, bytes(n))
+    return change
+
+
+W, X, T = "layers.0.attn.wq_a", "layers.2.ffn.experts.3.w2", "layers.1.engram.embed"
+TENSORS = {
+    "fp8 NaN": (put(W + ".weight", 5, b"\x7f"), W + ".weight", "NaN code"),
+    "fp8 -NaN": (put(W + ".weight", 8191, b"\xff"), W + ".weight", "NaN code"),
+    "fp8 scale NaN": (put(W + ".scale", 3, b"\xff"), W + ".scale", ""),
+    "fp8 scale too small": (put(W + ".scale", 0, b"\x02"), W + ".scale", "3..246"),
+    "fp8 scale too large": (put(W + ".scale", 0, b"\xf7"), W + ".scale", "3..246"),
+    "fp4 scale NaN": (put(X + ".scale", 7, b"\xff"), X + ".scale", ""),
+    "fp4 scale too large": (put(X + ".scale", 7, b"\xfd"), X + ".scale", "0..252"),
+    "Engram NaN": (put(T + ".weight", 100, b"\xff"), T + ".weight", "NaN code"),
+    "Engram scale NaN": (put(T + ".scale", 10, b"\xff"), T + ".scale", "NaN"),
+    "BF16 infinite": (put("norm.weight", 4, b"\x80\x7f"), "norm.weight", "not finite"),
+    "BF16 NaN": (put("embed.weight", 131070, b"\xc0\xff"), "embed.weight", "not finite"),
+    "F32 infinite": (put("layers.0.attn.attn_sink", 4, b"\x00\x00\x80\xff"), "layers.0.attn.attn_sink", "not finite"),
+    "F32 NaN": (put("layers.6.hc_ffn_fn", 8, b"\x01\x00\x80\x7f"), "layers.6.hc_ffn_fn", "not finite"),
+    "F32 for BF16": (retype("norm.weight", "F32", 4), "norm.weight", "F32"),
+    "BF16 for F32": (retype("layers.0.attn.attn_sink", "BF16", 2), "layers.0.attn.attn_sink", "BF16"),
+    "F16 for fp8": (retype(W + ".weight", "F16", 2), W + ".weight", "F16"),
+    "E5M2 for E4M3": (retype(W + ".weight", "F8_E5M2", 1), W + ".weight", "F8_E5M2"),
+    "BF16 Engram": (retype(T + ".weight", "BF16", 2), T + ".weight", "BF16"),
+    "BF16 with a scale": (retype(W + ".weight", "BF16", 2), W + ".scale", "orphan"),
+    "fp4 in U8": (retype(X + ".weight", "U8", 1), X + ".weight", "U8"),
+    "scale in F32": (retype(W + ".scale", "F32", 4), W + ".scale", "F32"),
+    "scale missing": (lambda t: t.pop(W + ".scale"), W + ".weight", W + ".scale"),
+    "scale alone": (lambda t: t.pop(W + ".weight"), W + ".weight", "missing"),
+    "scale of 1x32": (lambda t: t.update({W + ".scale": ("F8_E8M0", (64, 4), bytes([120]) * 256)}), W + ".scale", "[2, 4]"),
+    "scale grid turned": (lambda t: t.update({W + ".scale": ("F8_E8M0", (4, 2), t[W + ".scale"][2])}), W + ".scale", "[4, 2]"),
+    "weight turned": (lambda t: t.update({W + ".weight": ("F8_E4M3", (128, 64), t[W + ".weight"][2])}), W + ".weight", "[128, 64]"),
+    "weight flat": (lambda t: t.update({W + ".weight": ("F8_E4M3", (8192,), t[W + ".weight"][2])}), W + ".weight", "[8192]"),
+    "unknown tensor": (lambda t: t.update({"layers.0.attn.wq_c.weight": t["norm.weight"]}), "layers.0.attn.wq_c.weight", "unknown"),
+    "another suffix": (lambda t: t.update({W + ".weight_scale_inv": t.pop(W + ".scale")}), W, ""),
+    "expert beyond": (lambda t: t.update({"layers.2.ffn.experts.4.w2.weight": t[X + ".weight"]}), "experts.4", "unknown"),
+    "empty expert": (lambda t: t.update({X + ".weight": ("I8", (0, 32), b"")}), X + ".weight", "[0, 32]"),
+    "scalar": (lambda t: t.update({"norm.weight": ("BF16", (), bytes(2))}), "norm.weight", "[]"),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_hostile_tensor(nano, items, tmp_path, kind):
+    change, name, word = TENSORS[kind]
+    bad = dict(items)
+    change(bad)
+    d = ckpt.write_folder(tmp_path / "ckpt", bad, nano, shards=2)
+    found(limited("verify", d), "model-0000" if "missing" not in word else "ckpt", name, word)
+    refuses_to_convert(d, tmp_path, name, word)
+
+
+def test_config_that_contradicts_the_tensors(nano, items, tmp_path):
+    quant = json.loads((nano / CONFIG).read_text())["quantization_config"]
+    assert run("baleen", "convert", nano, tmp_path / "bf16", "--to", "bf16").rc == 0
+    cast = tmp_path / "bf16"
+    for i, (source, edit, word) in enumerate([
+            (cast, lambda c: c.update(quantization_config=quant), "no weight is quantised"),
+            (nano, lambda c: c.pop("quantization_config"), "is absent"),
+            (nano, lambda c: c["quantization_config"].pop("expert_dtype"), "is not fp4")]):
+        d = ckpt.write_folder(tmp_path / f"c{i}", ckpt.tensors(source), source, edit=edit)
+        found(limited("verify", d), CONFIG, "quantization_config", word)
+        refuses_to_convert(d, tmp_path, CONFIG, "quantization_config", word)
+
+
+def test_one_fault_is_one_finding(nano, items, tmp_path):
+    """A shard that cannot be read is said so once, not once more for everything it would have held."""
+    for i, damage in enumerate([lambda p: p.unlink(), lambda p: os.truncate(p, 5000), lambda p: p.write_text(LFS)]):
+        d = ckpt.write_folder(tmp_path / f"d{i}", items, nano, shards=3)
+        damage(d / "model-00002-of-00003.safetensors")
+        r = limited("verify", d)
+        found(r, "model-00002-of-00003.safetensors")
+        assert r.err.count("\n") == 1, r.err[:2000]
+        r = limited("verify", d, "--against", nano)
+        found(r, "model-00002-of-00003.safetensors")
+        assert r.err.count("\n") == 1, r.err[:2000]
+    assert run("baleen", "convert", nano, tmp_path / "p", "--to", "packed").rc == 0
+    os.truncate(tmp_path / "p" / "rank-0000" / "layer-03.safetensors", 300000)
+    r = limited("verify", tmp_path / "p", "--level", "2")
+    found(r, "layer-03.safetensors")
+    assert r.err.count("\n") <= 2, r.err[:2000]  # of the header's and the manifest's view
+
+
+# ---- packed models
+
+MANIFEST = "manifest.json"
+RANK = "rank-0000/manifest.json"
+PACKED = {
+    "manifest empty": (lambda d: (d / MANIFEST).write_text(""), MANIFEST, ""),
+    "manifest is a page": (lambda d: (d / MANIFEST).write_text(HTML), MANIFEST, "HTML page"),
+    "manifest of 1 TB": (big_file(MANIFEST, 1 << 40), MANIFEST, "limit"),
+    "manifest a FIFO": (replace(MANIFEST, os.mkfifo), MANIFEST, "FIFO"),
+    "rank manifest gone": (lambda d: (d / RANK).unlink(), RANK, ""),
+    "rank manifest a pointer": (lambda d: (d / RANK).write_text(LFS), RANK, "git-lfs pointer"),
+    "rank manifest a loop": (replace(RANK, lambda p: p.symlink_to("manifest.json")), RANK, "symbolic links"),
+    "rank folder gone": (lambda d: shutil.rmtree(d / "rank-0000"), "rank-0000", ""),
+    "payload gone": (lambda d: (d / "rank-0000/layer-02.safetensors").unlink(), "layer-02", ""),
+    "payload a FIFO": (replace("rank-0000/layer-02.safetensors", os.mkfifo), "layer-02", "FIFO"),
+    "payload swapped": (lambda d: ((d / "rank-0000/layer-05.safetensors").rename(d / "x"),
+                                   (d / "rank-0000/layer-06.safetensors").rename(d / "rank-0000/layer-05.safetensors"),
+                                   (d / "x").rename(d / "rank-0000/layer-06.safetensors")), "layer-05", ""),
+    "payload stray": (lambda d: shutil.copy(d / "rank-0000/rest.safetensors", d / "rank-0000/rest2.safetensors"), "rest2", "stray"),
+    "huge numbers": (lambda d: edit_text(d / RANK, r'"offset": \d+', '"offset": 9223372036854775807'), RANK, ""),
+    "negative numbers": (lambda d: edit_text(d / RANK, r'"file": \d+', '"file": -1'), RANK, ""),
+    "file name climbs": (lambda d: edit_text(d / RANK, '"layer-02.safetensors"', '"../../x.safetensors"'), RANK, "may not"),
+    "file name absolute": (lambda d: edit_text(d / MANIFEST, '"config.json"', '"/etc/passwd"'), MANIFEST, "may not"),
+    "unknown key": (lambda d: edit_text(d / MANIFEST, '"writer"', '"author"'), MANIFEST, "author"),
+    "newer version": (lambda d: edit_text(d / MANIFEST, r'"version": 1', '"version": 2'), MANIFEST, ""),
+}
+
+
+def edit_text(path, old, new):
+    text, n = re.subn(old, new, path.read_text(), count=1)
+    assert n, (path, old)
+    path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def packed(nano, tmp_path_factory):
+    out = tmp_path_factory.mktemp("hostile") / "packed"
+    assert run("baleen", "convert", nano, out, "--to", "packed").rc == 0
+    return out
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_hostile_packed_model(packed, tmp_path, kind):
+    make, where, word = PACKED[kind]
+    d = tmp_path / "ckpt"
+    shutil.copytree(packed, d)
+    make(d)
+    start = time.monotonic()
+    one_line(limited("inspect", d), where, word)
+    found(limited("verify", d, "--level", "2" if "1 TB" in kind else "3"), where, word)  # 3 would hash it: SHA256SUMS asks for it
+    refuses_to_convert(d, tmp_path, where, word)
+    assert time.monotonic() - start < SECONDS
