@@ -14,8 +14,8 @@ enum {
 /* What this CPU and operating system support. Pure; no environment. */
 unsigned bl_cpu_detect(void);
 
-/* Whether vdpbf16ps, where there is one, does more multiply-adds a second than vfmadd: a third more on AMD's Zen 5, half as many on
- * Intel's Xeons of the fourth and fifth generation (its chain of two dependent ones is issued piecemeal). Pure. */
+/* Whether vdpbf16ps, where there is one, does more multiply-adds a second than vfmadd: measured, a third more on AMD's Zen 5, half
+ * as many on an Intel Xeon with 2 MiB of L2 a core. True for AMD. Pure. */
 int bl_cpu_fast_dot(void);
 
 /* "c", "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon", "native" -> mask of that level and below, 0 for "c";

@@ -132,7 +132,7 @@ void bl_linear_gemv_avx512(float *y, int64_t ldy, const float *packed, int64_t t
                            int64_t row1, float *scratch);
 
 /* ---- many tokens, in steps that the bf16 variant shares. Panels are of ROWS rows by a chunk of K, whose rows past n repeat the
- * last; lanes are [token][row][lane] of TOKENS tokens at most. */
+ * last; lanes are [token][row][lane] of TOKENS tokens at most, whose x at K = 5120 stays in a second-level cache of 1 MB. */
 enum { ROWS = PANEL_ROWS, TOKENS = 48, STEP_TOKENS = 6 };
 enum { LANES_FLOATS = TOKENS * ROWS * VEC, PANEL_FLOATS = ROWS * CHUNK, FACTOR_FLOATS = CHUNK / BL_BLOCK };
 

@@ -37,10 +37,8 @@ static void fill_panel(float *panel, const bl_matrix *w, int64_t row, int64_t n,
 
 /* ---- the product */
 
-/* lanes[t][r] (+)= x[t] . panel row r over the blocks, T tokens x R rows in registers; a token has ldx floats of x. ahead: ask for
- * the x of the T tokens after these, which may be further away than the second-level cache. */
-BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first,
-                     int ahead)
+/* lanes[t][r] (+)= x[t] . panel row r over the blocks, T tokens x R rows in registers; a token has ldx floats of x. */
+BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int first)
 {
     __m512 acc[STEP_TOKENS][8];
     for (int t = 0; t < T; t++)
@@ -48,7 +46,6 @@ BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, co
             acc[t][r] = first ? _mm512_setzero_ps() : _mm512_load_ps(lanes + (t * ROWS + r) * VEC);
     for (int64_t b = 0; b < blocks; b++, panel += STEP, x += BL_BLOCK)
         for (int even = 0; even < 2; even++) {
-            for (int t = 0; ahead && t < T; t++) _mm_prefetch((const char *)(x + (T + t) * ldx + even * VEC), _MM_HINT_T0);
             __m512 w[8];
             for (int r = 0; r < R; r++) w[r] = _mm512_load_ps(panel + (even * ROWS + r) * VEC);
             for (int t = 0; t < T; t++) {
@@ -64,7 +61,7 @@ BL_INLINE void micro(int T, int R, float *lanes, const float *x, int64_t ldx, co
 BL_INLINE void tokens_step(int T, float *lanes, const float *x, int64_t ldx, const float *panel, int64_t blocks, int64_t rows,
                            int first)
 {
-    for (int r = 0; r < rows; r += 4) micro(T, 4, lanes + r * VEC, x, ldx, panel + r * VEC, blocks, first, r == 0);
+    for (int r = 0; r < rows; r += 4) micro(T, 4, lanes + r * VEC, x, ldx, panel + r * VEC, blocks, first);
 }
 
 void bl_linear_chunk_avx512(float *lanes, const float *packed, int64_t tokens, int64_t t0, int64_t T, const bl_matrix *w,
@@ -89,7 +86,7 @@ void bl_linear_chunk_avx512(float *lanes, const float *packed, int64_t tokens, i
     case 4: tokens_step(4, lanes, x, ldx, panel, blocks, n, first); return;
     case 3: tokens_step(3, lanes, x, ldx, panel, blocks, n, first); return;
     case 2: tokens_step(2, lanes, x, ldx, panel, blocks, n, first); return;
-    case 1: micro(1, 8, lanes, x, ldx, panel, blocks, first, 0);
+    case 1: micro(1, 8, lanes, x, ldx, panel, blocks, first);
     }
 }
 

@@ -120,15 +120,13 @@ BL_INLINE __m512bh load_pairs(const uint16_t *p)
 }
 
 /* As micro of the float32 kernel. */
-BL_INLINE void micro(int T, int R, float *lanes, const uint16_t *x, int64_t ldx, const uint16_t *panel, int64_t blocks, int first,
-                     int ahead)
+BL_INLINE void micro(int T, int R, float *lanes, const uint16_t *x, int64_t ldx, const uint16_t *panel, int64_t blocks, int first)
 {
     __m512 acc[STEP_TOKENS][8];
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++)
             acc[t][r] = first ? _mm512_setzero_ps() : _mm512_load_ps(lanes + (t * ROWS + r) * VEC);
     for (int64_t b = 0; b < blocks; b++, panel += STEP, x += BL_BLOCK) {
-        for (int t = 0; ahead && t < T; t++) _mm_prefetch((const char *)(x + (T + t) * ldx), _MM_HINT_T0);
         __m512bh w[8];
         for (int r = 0; r < R; r++) w[r] = load_pairs(panel + r * BL_BLOCK);
         for (int t = 0; t < T; t++) {
@@ -143,7 +141,7 @@ BL_INLINE void micro(int T, int R, float *lanes, const uint16_t *x, int64_t ldx,
 BL_INLINE void tokens_step(int T, float *lanes, const uint16_t *x, int64_t ldx, const uint16_t *panel, int64_t blocks, int64_t rows,
                            int first)
 {
-    for (int r = 0; r < rows; r += 4) micro(T, 4, lanes + r * VEC, x, ldx, panel + r * BL_BLOCK, blocks, first, r == 0);
+    for (int r = 0; r < rows; r += 4) micro(T, 4, lanes + r * VEC, x, ldx, panel + r * BL_BLOCK, blocks, first);
 }
 
 static void chunk_bf16(float *lanes, const uint16_t *x, int64_t ldx, int64_t T, const uint16_t *panel, int64_t rows, int first,
@@ -164,7 +162,7 @@ static void chunk_bf16(float *lanes, const uint16_t *x, int64_t ldx, int64_t T, 
     case 4: tokens_step(4, lanes, x, ldx, panel, blocks, rows, first); return;
     case 3: tokens_step(3, lanes, x, ldx, panel, blocks, rows, first); return;
     case 2: tokens_step(2, lanes, x, ldx, panel, blocks, rows, first); return;
-    case 1: micro(1, 8, lanes, x, ldx, panel, blocks, first, 0);
+    case 1: micro(1, 8, lanes, x, ldx, panel, blocks, first);
     }
 }
 
