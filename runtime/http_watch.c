@@ -45,6 +45,14 @@ static void hang_up(bl_http *h, uint64_t id)
     }
 }
 
+/* libmicrohttpd takes a short read for the end of what there is and waits for the next edge. When the client's FIN was there before that
+ * read, no edge will follow, and the end of a half-sent request would be seen only when its time is up. Shutting the direction that is
+ * shut already changes nothing but makes an edge. Repeated, since this edge too may come before the read. */
+static void nudge(const bl_link *l)
+{
+    shutdown(l->fd, SHUT_RD);
+}
+
 /* Connections that take too long to say what they want are closed, also those that trickle; silent streams get a sign of life. */
 static void tick(bl_http *h, double now)
 {
@@ -52,6 +60,8 @@ static void tick(bl_http *h, double now)
     for (bl_link *l = h->links.next; l != &h->links; l = l->next) {
         if (l->phase != BL_PHASE_WORK && now - l->since > h->options.patience)
             shutdown(l->fd, SHUT_RDWR);
+        else if (l->phase != BL_PHASE_WORK && l->hung_up)
+            nudge(l);
         if (l->exchange)
             bl_exchange_ping(l->exchange, now);
     }

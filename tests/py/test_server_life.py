@@ -100,8 +100,8 @@ def test_hang_up_in_a_long_prompt():
 
 
 def test_hang_ups_at_any_time():
-    """Nothing is left behind by clients that leave in any phase: sequences at once, sockets at the latest after --timeout."""
-    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 16, "--timeout", 3, env={"STUB_STEP_US": "300"}) as s:
+    """Nothing is left behind by clients that leave in any phase: sequences and sockets go long before --timeout."""
+    with Server("baleend_stub", "--max-requests", 4, "--max-queue", 16, "--timeout", 600, env={"STUB_STEP_US": "300"}) as s:
 
         def client(i):
             body = json.dumps({"prompt": "x" * (1 + i * 7 % 300), "max_tokens": 200, "temperature": 0, "stream": i % 2 == 0}).encode()
@@ -115,8 +115,29 @@ def test_hang_ups_at_any_time():
         for round_ in range(5):
             together([lambda i=i: client(round_ * 40 + i) for i in range(40)])
         s.idle()
-        s.until(lambda m: m["baleen:http_connections"] == 1)  # the one that asks
+        s.until(lambda m: m["baleen:http_connections"] == 1, 10)  # the one that asks
         s.complete("x")
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("sent", [0, 20, 110, 140])
+def test_the_end_is_there_before_the_first_read(how, sent):
+    """The client's data and its end are both there when the server looks for the first time: no further edge tells of the end."""
+    body = b'{"prompt": "' + b"x" * 50 + b'"}'
+    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with Server("baleend_stub", "--timeout", 600) as s:
+        s.signal(signal.SIGSTOP)
+        socks = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(5)]
+        for k in socks:
+            k.sendall(data[:sent])
+            if how == "half":
+                k.shutdown(socket.SHUT_WR)
+            else:
+                (reset if how == "reset" else socket.socket.close)(k)
+        s.signal(signal.SIGCONT)
+        s.until(lambda m: m["baleen:http_connections"] == 1, 10)
+        for k in socks:
+            k.close()
 
 
 def test_alone_and_in_a_crowd():
