@@ -17,7 +17,7 @@ static bl_status nomem(bl_error *err)
 /* The value record of a tensor: one digest, or one for each stacked expert. */
 static bl_status value_record(bl_job *j, const bl_plan_tensor *t, bl_manifest_tensor *m, bl_error *err)
 {
-    const bl_weight *w = t->members[0];
+    const bl_weight *w = t->members[0].pieces;
     if (t->scale) {
         return BL_OK;
     }
@@ -26,7 +26,7 @@ static bl_status value_record(bl_job *j, const bl_plan_tensor *t, bl_manifest_te
         return nomem(err);
     }
     for (size_t i = 0; i < t->member_count; i++) {
-        values[i] = bl_sum_digest(j->producer.values.sums[t->members[i] - j->binding.weights]);
+        values[i] = bl_sum_digest(j->producer.sums[t->members[i].sum]);
     }
     m->value_class = bl_weight_class(w);
     m->value_shape = w->slot->shape;

@@ -3,7 +3,7 @@
 #ifndef BL_CONVERT_PLAN_H
 #define BL_CONVERT_PLAN_H
 
-#include "verify/bind.h"
+#include "verify/view.h"
 
 typedef enum bl_target {
     BL_TO_BF16 = 1, /* HF checkpoint: fp8 and fp4 weights cast to BF16, Engram tables as they are */
@@ -31,10 +31,18 @@ typedef enum bl_action {
 
 const char *bl_action_name(bl_action a); /* "copy" ... */
 
+/* A weight, or a part of one, inside an output tensor. */
+typedef struct bl_plan_member {
+    const bl_weight *pieces; /* [piece_count] adjacent in the binding: what holds it in the source */
+    size_t piece_count;
+    bl_rect part;
+    size_t sum; /* which of the plan's sum_count value digests it adds to; its codes and its scale have the same */
+} bl_plan_member;
+
 /* An output tensor: the bytes of its members, one after the other. */
 typedef struct bl_plan_tensor {
     bl_tensor tensor; /* file indexes the plan's files; offset and nbytes are final */
-    const bl_weight **members;
+    const bl_plan_member *members;
     size_t member_count;
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
@@ -57,6 +65,7 @@ typedef struct bl_plan {
     size_t file_count;
     bl_plan_tensor *tensors;
     size_t tensor_count;
+    size_t sum_count;
     uint64_t tensor_bytes, file_bytes;
     const bl_action *actions; /* [tensor_count of the source] */
     size_t action_count[BL_ACTIONS];
@@ -67,6 +76,8 @@ typedef struct bl_plan {
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);
 
+/* Member i of t as the source has it. */
+bl_view bl_plan_view(const bl_plan_tensor *t, size_t i);
 /* Bytes of member i of t in the output. */
 uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i);
 /* At which multiples of bytes a member may be cut so that no value-digest unit and no row is split. */

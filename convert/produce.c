@@ -13,8 +13,9 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
     }
     p->pieces = bl_arena_array(arena, pieces, sizeof *p->pieces);
     p->lanes = bl_arena_array(arena, plan->file_count, sizeof *p->lanes);
+    p->sums = bl_arena_array(arena, plan->sum_count, sizeof *p->sums);
     bl_part *parts = bl_arena_array(arena, pieces, sizeof *parts);
-    if (!p->pieces || !p->lanes || !parts) {
+    if (!p->pieces || !p->lanes || !p->sums || !parts) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the conversion");
     }
     size_t n = 0;
@@ -57,42 +58,46 @@ static uint8_t *after_source(const bl_tile *t, uint64_t bytes)
     return t->scratch + room + (BL_IO_ALIGN - room % BL_IO_ALIGN) % BL_IO_ALIGN;
 }
 
-/* A converted model that verify would not pass is of no use: refuse while the source is at hand. */
-static bl_status check(const bl_producer *p, const bl_tensor *from, const bl_weight *w, uint64_t at, const uint8_t *data,
-                       uint64_t n, bl_error *err)
+/* A converted model that verify would not pass is of no use: refuse while the source is at hand. n bytes at offset of the view. */
+static bl_status check(const bl_producer *p, const bl_view *v, bool scale, uint64_t offset, const uint8_t *data, uint64_t n,
+                       bl_error *err)
 {
-    bl_flaw f = bl_flaw_find(&p->values.kernels, from->dtype, w, data, n);
-    return f.count == 0 ? BL_OK
-                        : bl_fail(err, BL_E_INPUT, bl_checkpoint_file(p->values.source, from)->path, from->name,
-                                  (int64_t)(at + f.first * f.size), "%s: the tensor is damaged (verify lists all damage)", f.what);
+    bl_flaw f = bl_flaw_find(&p->values.kernels, (scale ? v->w.scale : v->w.tensor)->dtype, &v->w, data, n);
+    if (f.count == 0) {
+        return BL_OK;
+    }
+    const bl_tensor *from;
+    int64_t at = bl_view_place(v, scale, offset + f.first * f.size, &from);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(p->values.source, from)->path, from->name, at,
+                   "%s: the tensor is damaged (verify lists all damage)", f.what);
 }
 
-static bl_status cast_segment(bl_producer *p, const bl_weight *w, const bl_segment *g, const bl_tile *t, uint8_t *dst, bl_error *err)
+static bl_status cast_segment(bl_producer *p, const bl_view *v, const bl_segment *g, const bl_tile *t, uint8_t *dst, bl_error *err)
 {
-    uint64_t out_row = 2 * bl_weight_cols(w), in_row = bl_weight_row_bytes(w);
-    bl_rows r = {.w = w, .row = g->offset / out_row, .rows = g->nbytes / out_row};
-    uint64_t at = w->offset + r.row * in_row, n = r.rows * in_row;
-    BL_TRY(bl_values_read(&p->values, w->tensor, at, n, t->scratch, &r.codes, err));
-    BL_TRY(check(p, w->tensor, w, at, r.codes, n, err));
-    BL_TRY(bl_values_scale(&p->values, &r, after_source(t, g->nbytes), err));
+    uint64_t out_row = 2 * bl_weight_cols(&v->w), in_row = bl_weight_row_bytes(&v->w);
+    bl_rows r = {.view = v, .row = g->offset / out_row, .rows = g->nbytes / out_row};
+    uint64_t at = r.row * in_row, n = r.rows * in_row;
+    uint8_t *scratch = after_source(t, g->nbytes);
+    BL_TRY(bl_values_read(&p->values, v, false, at, n, t->scratch, scratch, &r.codes, err));
+    BL_TRY(check(p, v, false, at, r.codes, n, err));
+    BL_TRY(bl_values_scale(&p->values, &r, scratch, err));
     bl_values_decode(&p->values, &r, 0, r.rows, (uint16_t *)(void *)dst);
     return BL_OK;
 }
 
-static bl_status copy_segment(bl_producer *p, const bl_plan_tensor *pt, const bl_weight *w, const bl_segment *g, const bl_tile *t,
+static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size_t sum, const bl_segment *g, const bl_tile *t,
                               uint8_t *dst, bl_error *err)
 {
-    const bl_tensor *from = pt->scale ? w->scale : w->tensor;
-    uint64_t base = pt->scale ? w->scale_offset : w->offset;
-    BL_TRY(bl_values_copy(&p->values, from, base + g->offset, g->nbytes, dst, t->scratch, err));
-    bool judged = pt->scale && w->form != BL_FORM_TABLE && p->digest; /* with its codes, which need exact values */
+    uint8_t *scratch = after_source(t, g->nbytes);
+    BL_TRY(bl_values_copy(&p->values, v, scale, g->offset, g->nbytes, dst, t->scratch, scratch, err));
+    bool judged = scale && v->w.form != BL_FORM_TABLE && p->digest; /* with its codes, which need exact values */
     if (!judged) {
-        BL_TRY(check(p, from, w, base + g->offset, dst, g->nbytes, err));
+        BL_TRY(check(p, v, scale, g->offset, dst, g->nbytes, err));
     }
     if (!p->digest) {
         return BL_OK;
     }
-    return bl_values_add(&p->values, w, pt->scale, g->offset, g->nbytes, dst, after_source(t, g->nbytes), err);
+    return bl_values_add(&p->values, v, scale, g->offset, g->nbytes, dst, scratch, &p->sums[sum], err);
 }
 
 bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
@@ -104,9 +109,10 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
         if (!piece->tensor) {
             memcpy(dst, p->plan->files[t->lane].header + g->offset, g->nbytes);
         } else {
-            const bl_weight *w = piece->tensor->members[piece->member];
-            BL_TRY(piece->tensor->cast ? cast_segment(p, w, g, t, dst, err)
-                                       : copy_segment(p, piece->tensor, w, g, t, dst, err));
+            const bl_plan_tensor *pt = piece->tensor;
+            bl_view v = bl_plan_view(pt, piece->member);
+            BL_TRY(pt->cast ? cast_segment(p, &v, g, t, dst, err)
+                            : copy_segment(p, &v, pt->scale, pt->members[piece->member].sum, g, t, dst, err));
         }
         dst += g->nbytes;
     }

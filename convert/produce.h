@@ -15,6 +15,7 @@ typedef struct bl_piece {
 typedef struct bl_producer {
     const bl_plan *plan;
     bl_values values;
+    bl_sum *sums; /* [plan sum_count] value digests */
     bl_lane *lanes; /* [plan files] */
     bl_piece *pieces;
     bool digest; /* compute value digests */

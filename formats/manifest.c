@@ -10,8 +10,8 @@
 
 const char *bl_value_class_name(bl_value_class c)
 {
-    static const char *const names[] = {"none", "matrix", "rows", "bytes"};
-    return names[(unsigned)c < 4 ? c : 0];
+    static const char *const names[] = {"none", "matrix", "rows", "elements", "bytes"};
+    return names[(unsigned)c < sizeof names / sizeof *names ? c : 0];
 }
 
 char *bl_rank_folder(char *buf, int rank)

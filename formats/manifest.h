@@ -31,7 +31,8 @@
  *     "chunks"                   hex of XXH3-128 (canonical byte order) of each chunk_bytes of its bytes, the last partial
  *     "value"                    null (scales: covered by their weight's), or {"class", "shape", "digests"}: see below
  *
- * Value record: class "matrix" (32x32 tiles of canonical BF16), "rows" (Engram rows) or "bytes" (4 KiB units). shape is the
+ * Value record: class "matrix" (32x32 tiles of canonical BF16), "rows" (Engram rows), "elements" (of a vector that ranks cut) or
+ * "bytes" (4 KiB units): verify/digest.h. shape is the
  * global shape of the decoded tensor ([out, in] elements also when the bytes are packed fp4), so that a cast and its source
  * have equal records. digests has one entry, or, for stacked experts, one for each expert held here, in order (shape is then
  * that of one expert): an expert's record equals that of the unstacked tensor. */
@@ -81,10 +82,11 @@ typedef enum bl_value_class {
     BL_VALUE_NONE = 0, /* no digest of its own */
     BL_VALUE_MATRIX,
     BL_VALUE_ROWS,
+    BL_VALUE_ELEMENTS,
     BL_VALUE_BYTES
 } bl_value_class;
 
-/* "matrix", "rows", "bytes"; "none". */
+/* "matrix", "rows", "elements", "bytes"; "none". */
 const char *bl_value_class_name(bl_value_class c);
 
 typedef struct bl_manifest_tensor {

@@ -155,7 +155,7 @@ static void excuse_scale(binder *b, const char *weight)
 /* experts > 0: slot s is slice s->expert of the stacked tensor name. */
 static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint64_t experts, bl_error *err)
 {
-    bl_weight w = {.slot = s, .tensor = t, .form = form_of(s->kind, t->dtype)};
+    bl_weight w = {.slot = s, .tensor = t, .form = form_of(s->kind, t->dtype), .part = bl_slot_rect(s)};
     bool ok = true;
     if (!w.form) {
         char text[160];
@@ -346,14 +346,19 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
     return BL_OK;
 }
 
+bl_rect bl_slot_rect(const bl_slot *s)
+{
+    return s->ndim == 1 ? (bl_rect){.rows = 1, .cols = s->shape[0]} : (bl_rect){.rows = s->shape[0], .cols = s->shape[1]};
+}
+
 uint64_t bl_weight_cols(const bl_weight *w)
 {
-    return w->slot->ndim == 1 ? w->slot->shape[0] : w->slot->shape[1];
+    return w->part.cols;
 }
 
 uint64_t bl_weight_rows(const bl_weight *w)
 {
-    return w->slot->ndim == 1 ? 1 : w->slot->shape[0];
+    return w->part.rows;
 }
 
 uint64_t bl_weight_row_bytes(const bl_weight *w)
@@ -386,6 +391,9 @@ bl_value_class bl_weight_class(const bl_weight *w)
     if (w->form == BL_FORM_TABLE) {
         return BL_VALUE_ROWS;
     }
-    bool matrix = w->slot->ndim == 2 && w->form != BL_FORM_F32 && bl_weight_cols(w) <= BL_VALUE_MAX_COLS;
+    if (w->slot->ndim == 1 && w->slot->cut == BL_CUT_HEADS) {
+        return BL_VALUE_ELEMENTS;
+    }
+    bool matrix = w->slot->ndim == 2 && w->form != BL_FORM_F32 && w->slot->shape[1] <= BL_VALUE_MAX_COLS;
     return matrix ? BL_VALUE_MATRIX : BL_VALUE_BYTES;
 }

@@ -14,13 +14,20 @@ typedef enum bl_form {
     BL_FORM_TABLE /* e4m3 codes [rows, dim], e8m0 scale [rows, ceil(dim/32)] */
 } bl_form;
 
-/* One slot and the bytes that fill it: a tensor, or one expert's slice of a stacked tensor. */
+/* A rectangle of a slot's decoded tensor, in elements. A vector is one row. */
+typedef struct bl_rect {
+    uint64_t row, rows, col, cols;
+} bl_rect;
+
+/* One slot and the bytes that fill it, or a part of it: a tensor, or one expert's slice of a stacked tensor. */
 typedef struct bl_weight {
     const bl_slot *slot;
     bl_form form;
+    bl_rect part; /* what it holds: all of the slot, or a rank's share */
     const bl_tensor *tensor, *scale; /* scale NULL for F32 and BF16 */
     uint64_t offset, nbytes;         /* in the file of tensor */
     uint64_t scale_offset, scale_nbytes;
+    bool replica; /* an earlier weight of the slot, on another rank, holds the same part */
 } bl_weight;
 
 typedef struct bl_binding {
@@ -53,9 +60,11 @@ bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slo
 uint64_t bl_weight_row_bytes(const bl_weight *w);
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w);
 uint64_t bl_weight_scale_rows(const bl_weight *w);
-/* Columns and rows of the decoded tensor; a vector has one row. */
+/* Columns and rows of the part; a vector has one row. */
 uint64_t bl_weight_cols(const bl_weight *w);
 uint64_t bl_weight_rows(const bl_weight *w);
 bl_value_class bl_weight_class(const bl_weight *w);
+/* The whole of a slot. */
+bl_rect bl_slot_rect(const bl_slot *s);
 
 #endif

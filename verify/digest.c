@@ -44,13 +44,18 @@ static void narrow_tile(uint16_t *tile, const uint8_t *src, uint64_t stride, uin
     }
 }
 
-void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t row0, uint64_t rows, uint64_t cols)
+bl_tiles bl_tiles_at(uint64_t row, uint64_t col, uint64_t cols)
+{
+    uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
+    return (bl_tiles){.first = row / BL_VALUE_TILE * per_row + col / BL_VALUE_TILE, .per_row = per_row};
+}
+
+void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t rows, uint64_t cols, bl_tiles at)
 {
     _Alignas(64) uint16_t tile[BL_VALUE_TILE * BL_VALUE_TILE];
-    uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
     for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE) {
         uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE;
-        uint64_t index = (row0 + r) / BL_VALUE_TILE * per_row;
+        uint64_t index = at.first + r / BL_VALUE_TILE * at.per_row;
         for (uint64_t c = 0; c < cols; c += BL_VALUE_TILE, index++) {
             const uint8_t *src = (const uint8_t *)values + 2 * (r * cols + c);
             size_t width = cols - c < BL_VALUE_TILE ? (size_t)(cols - c) : BL_VALUE_TILE;
@@ -67,8 +72,8 @@ void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, ui
 /* Tiles decoded together: their codes fill one cache line of each row. More of them evict each other, lying 2 KiB apart. */
 #define FP4_TILES 4
 
-void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t row0, uint64_t rows,
-                  uint64_t cols)
+void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t rows, uint64_t cols,
+                  bl_tiles at)
 {
     _Alignas(64) uint16_t tiles[FP4_TILES * BL_VALUE_TILE * BL_VALUE_TILE];
     uint64_t blocks = cols / BL_VALUE_TILE, row_bytes = cols / 2;
@@ -79,7 +84,7 @@ void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, co
             k->fp4_tiles(tiles, packed + r * row_bytes + b * (BL_VALUE_TILE / 2), (int64_t)row_bytes, scale + r * blocks + b,
                          (int64_t)blocks, (int64_t)height, (int64_t)count);
             for (uint64_t i = 0; i < count; i++) {
-                add_unit(s, tiles + i * unit, unit * sizeof *tiles, (row0 + r) / BL_VALUE_TILE * blocks + b + i);
+                add_unit(s, tiles + i * unit, unit * sizeof *tiles, at.first + r / BL_VALUE_TILE * at.per_row + b + i);
             }
         }
     }
@@ -90,6 +95,13 @@ void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows,
     uint64_t base = row0 + (scales ? (uint64_t)1 << 63 : 0);
     for (uint64_t r = 0; r < rows; r++) {
         add_unit(s, data + r * row_bytes, row_bytes, base + r);
+    }
+}
+
+void bl_value_elements(bl_sum *s, const uint8_t *data, uint64_t first, uint64_t count, uint64_t size)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        add_unit(s, data + i * size, size, first + i);
     }
 }
 

@@ -15,6 +15,7 @@
  *            canonical (-0 as +0, any NaN as 0x7FC0). Index = (row / 32) * ceil(cols / 32) + col / 32.
  *   rows     an Engram table: the bytes of each row of codes, index = row, and the bytes of each row of its scales,
  *            index = 2^63 + row: both add to one digest, the weight's.
+ *   elements a vector that ranks cut into parts (attn_sink): the bytes of each element, index = element.
  *   bytes    everything else (F32, vectors): raw bytes, units of 4096 bytes from the tensor's start, the last one shorter,
  *            index = offset / 4096.
  *
@@ -39,15 +40,25 @@ typedef struct bl_sum {
 void bl_sum_add(bl_sum *s, bl_sum x);
 bl_digest bl_sum_digest(bl_sum s);
 
-/* Add the tiles of rows [row0, row0 + rows) of a matrix with cols columns: values [rows, cols] bf16, contiguous, at any
- * alignment. row0 is a multiple of 32, and so is rows unless the matrix ends there. */
-void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t row0, uint64_t rows,
-                     uint64_t cols);
+/* Where a piece of a matrix lies in the whole, for the indexes of its tiles. */
+typedef struct bl_tiles {
+    uint64_t first;   /* index of the piece's upper left tile */
+    uint64_t per_row; /* tiles side by side in the whole matrix */
+} bl_tiles;
+
+/* Of a piece that starts at [row, col], multiples of 32, in a matrix with cols columns. */
+bl_tiles bl_tiles_at(uint64_t row, uint64_t col, uint64_t cols);
+
+/* Add the tiles of a piece: values [rows, cols] bf16, contiguous, at any alignment. rows and cols are multiples of 32 unless
+ * the matrix ends there. */
+void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t rows, uint64_t cols, bl_tiles at);
 /* The same for packed fp4 codes [rows, cols / 2] with their scale bytes [rows, cols / 32]; cols is a multiple of 32. */
-void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t row0, uint64_t rows,
-                  uint64_t cols);
+void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t rows, uint64_t cols,
+                  bl_tiles at);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
+/* Add elements [first, first + count) of a vector, size bytes each. */
+void bl_value_elements(bl_sum *s, const uint8_t *data, uint64_t first, uint64_t count, uint64_t size);
 /* Add n bytes at offset, a multiple of 4096, of a tensor of class bytes; n too, unless the tensor ends there. */
 void bl_value_bytes(bl_sum *s, const uint8_t *data, uint64_t offset, uint64_t n);
 

@@ -288,7 +288,8 @@ static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n,
     bl_status s = BL_OK;
     bool said = false; /* the scale's bytes are looked at themselves */
     if (values_fit(p->weight, p->scale)) {
-        s = bl_values_add(&x->values, p->weight, p->scale, offset, n, data, t->scratch, &e);
+        bl_view v = bl_view_of(p->weight);
+        s = bl_values_add(&x->values, &v, p->scale, offset, n, data, t->scratch, &x->s->sums[index], &e);
         said = x->s->semantic;
     } else {
         s = bl_fail(&e, BL_E_INPUT, x->s->c->path, p->tensor->name, -1, "rows too wide for a value digest");
@@ -468,9 +469,9 @@ bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err)
     pthread_mutex_init(&x.lock, NULL);
     bl_status status = bl_values_open(&x.values, s->c, s->binding ? s->binding : &none, f->o->cpu, arena, err);
     if (status == BL_OK && s->values) {
-        s->sums = x.values.sums;
+        s->sums = bl_arena_array(arena, s->binding->count, sizeof *s->sums);
         s->broken = bl_arena_array(arena, s->binding->count, sizeof *s->broken);
-        status = s->broken ? BL_OK : nomem(err);
+        status = s->sums && s->broken ? BL_OK : nomem(err);
     }
     if (status == BL_OK) {
         status = run(&x, err);

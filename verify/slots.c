@@ -34,6 +34,31 @@ static void grow(builder *b)
     b->cap = cap;
 }
 
+static bl_cut cut_of(bl_slot_kind kind, const char *name)
+{
+    static const struct {
+        const char *name;
+        bl_cut cut;
+    } cuts[] = {{"attn.attn_sink", BL_CUT_HEADS},
+                {"attn.wq_b.weight", BL_CUT_HEADS},
+                {"attn.wo_a.weight", BL_CUT_GROUPS},
+                {"attn.wo_b.weight", BL_CUT_GROUP_COLS},
+                {"ffn.shared_experts.w1.weight", BL_CUT_INNER},
+                {"ffn.shared_experts.w2.weight", BL_CUT_INNER_COLS},
+                {"ffn.shared_experts.w3.weight", BL_CUT_INNER},
+                {"embed.weight", BL_CUT_VOCAB},
+                {"head.weight", BL_CUT_VOCAB}};
+    if (kind == BL_SLOT_EXPERT || kind == BL_SLOT_TABLE) {
+        return kind == BL_SLOT_EXPERT ? BL_CUT_EXPERTS : BL_CUT_TABLE;
+    }
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        if (!strcmp(name, cuts[i].name)) {
+            return cuts[i].cut;
+        }
+    }
+    return BL_CUT_NONE;
+}
+
 static bl_slot *put(builder *b, bl_slot_kind kind, const char *name, uint32_t ndim, int64_t rows, int64_t cols)
 {
     static bl_slot scratch;
@@ -51,6 +76,7 @@ static bl_slot *put(builder *b, bl_slot_kind kind, const char *name, uint32_t nd
     *s = b->base;
     s->name = copy;
     s->kind = kind;
+    s->cut = cut_of(kind, name);
     s->order = (uint32_t)b->out->count++;
     s->ndim = ndim;
     s->shape[0] = (uint64_t)rows;

@@ -14,6 +14,19 @@ typedef enum bl_slot_kind {
     BL_SLOT_TABLE    /* Engram table: F8_E4M3 with a scale per 1x32, always */
 } bl_slot_kind;
 
+/* How the ranks of a packed model share a tensor (shard.h). */
+typedef enum bl_cut {
+    BL_CUT_NONE = 0,   /* every rank that needs it has all of it */
+    BL_CUT_HEADS,      /* rows (a vector's elements), by attention head */
+    BL_CUT_GROUPS,     /* rows, by output group */
+    BL_CUT_GROUP_COLS, /* columns, by output group */
+    BL_CUT_INNER,      /* rows, along the inner width of a shared expert */
+    BL_CUT_INNER_COLS, /* columns, likewise */
+    BL_CUT_VOCAB,      /* rows, by token */
+    BL_CUT_EXPERTS,    /* whole experts */
+    BL_CUT_TABLE       /* rows of an Engram table */
+} bl_cut;
+
 /* What a checkpoint may leave out. */
 typedef enum bl_slot_group {
     BL_GROUP_MODEL = 0,
@@ -26,6 +39,7 @@ typedef struct bl_slot {
     const char *name; /* of the weight; its scale, where it has one, is the name with ".scale" for ".weight" */
     bl_slot_kind kind;
     bl_slot_group group;
+    bl_cut cut;
     int layer;  /* backbone layer, or layers + k for mtp.k; -1 for the rest */
     int expert; /* -1 when none */
     int part;   /* 1, 2, 3 for an expert's w1, w2, w3 */

@@ -2,6 +2,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define STAGE ((uint64_t)1 << 20) /* bytes of rows read at once to take columns from */
 
 bl_status bl_values_open(bl_values *v, const bl_checkpoint *source, const bl_binding *binding, unsigned cpu, bl_arena *arena,
                          bl_error *err)
@@ -9,9 +12,8 @@ bl_status bl_values_open(bl_values *v, const bl_checkpoint *source, const bl_bin
     *v = (bl_values){.source = source, .binding = binding};
     pthread_mutex_init(&v->lock, NULL);
     bl_cast_init(&v->kernels, cpu);
-    v->sums = bl_arena_array(arena, binding->count, sizeof *v->sums);
     v->readers = bl_arena_array(arena, source->file_count, sizeof *v->readers);
-    if (!v->sums || !v->readers) {
+    if (!v->readers) {
         return bl_fail(err, BL_E_NOMEM, source->path, NULL, -1, "out of memory");
     }
     for (size_t i = 0; i < source->file_count; i++) {
@@ -20,7 +22,7 @@ bl_status bl_values_open(bl_values *v, const bl_checkpoint *source, const bl_bin
     for (size_t i = 0; i < binding->count; i++) {
         const bl_weight *w = &binding->weights[i];
         bool coded = (w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4) && bl_weight_class(w) == BL_VALUE_MATRIX;
-        uint64_t n = coded ? BL_VALUE_TILE * 2 * bl_weight_cols(w) : 0;
+        uint64_t n = coded ? BL_VALUE_TILE * 2 * w->slot->shape[1] : 0;
         v->stripe_bytes = n > v->stripe_bytes ? n : v->stripe_bytes;
     }
     return BL_OK;
@@ -37,7 +39,12 @@ void bl_values_close(bl_values *v)
     }
 }
 
-/* Scale bytes beside tile bytes of codes: one to 16 packed bytes at most. */
+/* A thread's scratch: room to gather, scale bytes (one to 16 packed bytes of a tile at most), a stripe. */
+static uint64_t stage_room(void)
+{
+    return STAGE + 2 * BL_IO_ALIGN;
+}
+
 static uint64_t scale_room(uint64_t tile)
 {
     uint64_t n = BL_READ_ROOM(tile / 16 + BL_IO_ALIGN);
@@ -46,7 +53,7 @@ static uint64_t scale_room(uint64_t tile)
 
 uint64_t bl_values_scratch(const bl_values *v, uint64_t tile)
 {
-    return scale_room(tile) + v->stripe_bytes;
+    return stage_room() + scale_room(tile) + v->stripe_bytes;
 }
 
 static bl_status name_tensor(bl_status s, const bl_tensor *t, bl_error *err)
@@ -57,91 +64,179 @@ static bl_status name_tensor(bl_status s, const bl_tensor *t, bl_error *err)
     return s;
 }
 
-bl_status bl_values_read(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *buf, const uint8_t **data,
-                         bl_error *err)
+/* Bytes [col, col + cols) of rows of a piece that lie pitch bytes apart in its file, from offset on, to dst, rows of which are
+ * width bytes apart. Reads whole rows, as many at once as the stage takes; of wider ones the bytes asked for. */
+static bl_status take_columns(bl_reader *r, uint64_t offset, uint64_t pitch, uint64_t rows, uint64_t col, uint64_t cols,
+                              uint8_t *dst, uint64_t width, uint8_t *stage, bl_error *err)
 {
-    return name_tensor(bl_reader_read(v->readers[t->file], buf, n, offset, data, err), t, err);
+    const uint8_t *data;
+    if (pitch > STAGE) {
+        for (uint64_t i = 0; i < rows; i++) {
+            for (uint64_t at = 0, n; at < cols; at += n) {
+                n = cols - at < STAGE ? cols - at : STAGE;
+                BL_TRY(bl_reader_read(r, stage, n, offset + i * pitch + col + at, &data, err));
+                memcpy(dst + i * width + at, data, n);
+            }
+        }
+        return BL_OK;
+    }
+    for (uint64_t i = 0, n; i < rows; i += n) {
+        n = rows - i < STAGE / pitch ? rows - i : STAGE / pitch;
+        BL_TRY(bl_reader_read(r, stage, n * pitch, offset + i * pitch, &data, err));
+        for (uint64_t k = 0; k < n; k++) {
+            memcpy(dst + (i + k) * width, data + k * pitch + col, cols);
+        }
+    }
+    return BL_OK;
 }
 
-bl_status bl_values_copy(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf, bl_error *err)
+/* Rows that several pieces hold, or that are cut out of wider ones. */
+static bl_status gather(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *stage,
+                        bl_error *err)
 {
-    return name_tensor(bl_reader_copy(v->readers[t->file], dst, buf, n, offset, err), t, err);
+    bl_stored want = bl_weight_stored(&view->w, scale);
+    uint64_t got = 0;
+    want.row += offset / want.cols;
+    want.rows = n / want.cols;
+    for (size_t i = 0; i < view->count; i++) {
+        const bl_weight *p = &view->pieces[i];
+        const bl_tensor *t = scale ? p->scale : p->tensor;
+        bl_stored have = bl_weight_stored(p, scale);
+        uint64_t r0 = have.row > want.row ? have.row : want.row, c0 = have.col > want.col ? have.col : want.col;
+        uint64_t r1 = have.row + have.rows, c1 = have.col + have.cols;
+        r1 = r1 < want.row + want.rows ? r1 : want.row + want.rows;
+        c1 = c1 < want.col + want.cols ? c1 : want.col + want.cols;
+        if (p->replica || r0 >= r1 || c0 >= c1) {
+            continue;
+        }
+        uint64_t from = (scale ? p->scale_offset : p->offset) + (r0 - have.row) * have.cols;
+        uint8_t *to = dst + (r0 - want.row) * want.cols + (c0 - want.col);
+        BL_TRY(name_tensor(take_columns(v->readers[t->file], from, have.cols, r1 - r0, c0 - have.col, c1 - c0, to, want.cols,
+                                        stage, err),
+                           t, err));
+        got += (r1 - r0) * (c1 - c0);
+    }
+    return got == n ? BL_OK
+                    : bl_fail(err, BL_E_INTERNAL, v->source->path, view->w.slot->name, -1, "the ranks' parts leave a hole");
 }
 
-bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *buf, bl_error *err)
+bl_status bl_values_read(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *buf, uint8_t *scratch,
+                         const uint8_t **data, bl_error *err)
 {
-    const bl_weight *w = r->w;
+    uint64_t place;
+    const bl_tensor *t = bl_view_plain(view, scale, offset, n, &place);
+    if (!t) {
+        *data = buf;
+        return gather(v, view, scale, offset, n, buf, scratch, err);
+    }
+    return name_tensor(bl_reader_read(v->readers[t->file], buf, n, place, data, err), t, err);
+}
+
+bl_status bl_values_copy(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf,
+                         uint8_t *scratch, bl_error *err)
+{
+    uint64_t place;
+    const bl_tensor *t = bl_view_plain(view, scale, offset, n, &place);
+    if (!t) {
+        return gather(v, view, scale, offset, n, dst, scratch, err);
+    }
+    return name_tensor(bl_reader_copy(v->readers[t->file], dst, buf, n, place, err), t, err);
+}
+
+bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *err)
+{
+    const bl_weight *w = &r->view->w;
     bool fp8 = w->form == BL_FORM_FP8;
     uint64_t first = fp8 ? r->row / 32 : r->row, count = fp8 ? (r->rows + 31) / 32 : r->rows;
-    uint64_t row_bytes = bl_weight_scale_row_bytes(w), n = count * row_bytes, offset = w->scale_offset + first * row_bytes;
-    BL_TRY(bl_values_read(v, w->scale, offset, n, buf, &r->scale, err));
+    uint64_t row_bytes = bl_weight_scale_row_bytes(w), n = count * row_bytes;
+    BL_TRY(bl_values_read(v, r->view, true, first * row_bytes, n, scratch + stage_room(), scratch, &r->scale, err));
     uint8_t lo = fp8 ? BL_FP8_SCALE_MIN : BL_FP4_SCALE_MIN, hi = fp8 ? BL_FP8_SCALE_MAX : BL_FP4_SCALE_MAX;
     int64_t bad = v->kernels.scale_check(r->scale, (int64_t)n, lo, hi);
     if (bad == (int64_t)n) {
         return BL_OK;
     }
+    const bl_tensor *t;
     uint64_t at = first * row_bytes + (uint64_t)bad;
-    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(v->source, w->scale)->path, w->scale->name, (int64_t)(offset + (uint64_t)bad),
+    int64_t offset = bl_view_place(r->view, true, at, &t);
+    bl_stored s = bl_weight_stored(w, true);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(v->source, t)->path, t->name, offset,
                    "scale byte %u at [%llu, %llu] of '%s' is outside %u..%u: the weight has no exact BF16 value", r->scale[bad],
-                   (unsigned long long)(at / row_bytes), (unsigned long long)(at % row_bytes), w->slot->name, lo, hi);
+                   (unsigned long long)(s.row + at / row_bytes), (unsigned long long)(s.col + at % row_bytes), w->slot->name, lo, hi);
 }
 
 void bl_values_decode(const bl_values *v, const bl_rows *r, uint64_t from, uint64_t count, uint16_t *out)
 {
-    uint64_t cols = bl_weight_cols(r->w), code_bytes = bl_weight_row_bytes(r->w), scale_bytes = bl_weight_scale_row_bytes(r->w);
-    bool fp8 = r->w->form == BL_FORM_FP8;
+    const bl_weight *w = &r->view->w;
+    uint64_t cols = bl_weight_cols(w), code_bytes = bl_weight_row_bytes(w), scale_bytes = bl_weight_scale_row_bytes(w);
+    bool fp8 = w->form == BL_FORM_FP8;
     for (uint64_t i = from; i < from + count; i++, out += cols) {
         const uint8_t *scale = r->scale + (fp8 ? i / 32 : i) * scale_bytes;
         (fp8 ? v->kernels.fp8_row : v->kernels.fp4_row)(out, r->codes + i * code_bytes, scale, (int64_t)cols);
     }
 }
 
+/* Tiles of a weight from a row of its part on. */
+static bl_tiles tiles_at(const bl_weight *w, uint64_t row)
+{
+    return bl_tiles_at(w->part.row + row, w->part.col, w->slot->shape[1]);
+}
+
 /* Decode and digest a stripe of 32 rows at a time, so that it stays in cache. */
 static bl_status add_codes(bl_values *v, bl_rows *r, uint8_t *scratch, uint64_t tile, bl_sum *sum, bl_error *err)
 {
-    uint16_t *stripe = (uint16_t *)(void *)(scratch + scale_room(tile));
+    const bl_weight *w = &r->view->w;
+    uint16_t *stripe = (uint16_t *)(void *)(scratch + stage_room() + scale_room(tile));
     BL_TRY(bl_values_scale(v, r, scratch, err));
-    if (r->w->form == BL_FORM_FP4) {
-        bl_value_fp4(&v->kernels, sum, r->codes, r->scale, r->row, r->rows, bl_weight_cols(r->w));
+    if (w->form == BL_FORM_FP4) {
+        bl_value_fp4(&v->kernels, sum, r->codes, r->scale, r->rows, bl_weight_cols(w), tiles_at(w, r->row));
         return BL_OK;
     }
     for (uint64_t at = 0; at < r->rows; at += BL_VALUE_TILE) {
         uint64_t n = r->rows - at < BL_VALUE_TILE ? r->rows - at : BL_VALUE_TILE;
         bl_values_decode(v, r, at, n, stripe);
-        bl_value_matrix(&v->kernels, sum, stripe, r->row + at, n, bl_weight_cols(r->w));
+        bl_value_matrix(&v->kernels, sum, stripe, n, bl_weight_cols(w), tiles_at(w, r->row + at));
     }
     return BL_OK;
 }
 
-bl_status bl_values_add(bl_values *v, const bl_weight *w, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
-                        uint8_t *scratch, bl_error *err)
+bl_status bl_values_add(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
+                        uint8_t *scratch, bl_sum *into, bl_error *err)
 {
     bl_sum sum = {0};
+    const bl_weight *w = &view->w;
     bl_value_class class = bl_weight_class(w);
     uint64_t row = scale ? bl_weight_scale_row_bytes(w) : bl_weight_row_bytes(w);
     if (class == BL_VALUE_ROWS) {
-        bl_value_rows(&sum, data, offset / row, n / row, row, scale);
+        bl_value_rows(&sum, data, w->part.row + offset / row, n / row, row, scale);
     } else if (scale) {
         return BL_OK;
+    } else if (class == BL_VALUE_ELEMENTS) {
+        uint64_t size = row / w->part.cols;
+        bl_value_elements(&sum, data, w->part.col + offset / size, n / size, size);
     } else if (class == BL_VALUE_BYTES) {
         bl_value_bytes(&sum, data, offset, n);
     } else if (w->form == BL_FORM_BF16) {
-        bl_value_matrix(&v->kernels, &sum, data, offset / row, n / row, bl_weight_cols(w));
+        bl_value_matrix(&v->kernels, &sum, data, n / row, bl_weight_cols(w), tiles_at(w, offset / row));
     } else {
-        bl_rows r = {.w = w, .row = offset / row, .rows = n / row, .codes = data};
+        bl_rows r = {.view = view, .row = offset / row, .rows = n / row, .codes = data};
         BL_TRY(add_codes(v, &r, scratch, n, &sum, err));
     }
     pthread_mutex_lock(&v->lock);
-    bl_sum_add(&v->sums[w - v->binding->weights], sum);
+    bl_sum_add(into, sum);
     pthread_mutex_unlock(&v->lock);
     return BL_OK;
 }
 
 uint64_t bl_values_granule(const bl_weight *w, bool scale)
 {
-    bl_value_class class = bl_weight_class(w);
-    if (class == BL_VALUE_ROWS) {
+    switch (scale ? BL_VALUE_ROWS : bl_weight_class(w)) {
+    case BL_VALUE_ROWS:
         return scale ? bl_weight_scale_row_bytes(w) : bl_weight_row_bytes(w);
+    case BL_VALUE_MATRIX:
+        return BL_VALUE_TILE * bl_weight_row_bytes(w);
+    case BL_VALUE_ELEMENTS:
+        return bl_weight_row_bytes(w);
+    default:
+        return BL_VALUE_UNIT_BYTES;
     }
-    return class == BL_VALUE_MATRIX && !scale ? BL_VALUE_TILE * bl_weight_row_bytes(w) : BL_VALUE_UNIT_BYTES;
 }

@@ -5,6 +5,7 @@
 #include "kernels/cast.h"
 #include "verify/bind.h"
 #include "verify/reader.h"
+#include "verify/view.h"
 
 #include <pthread.h>
 
@@ -13,8 +14,7 @@ typedef struct bl_values {
     const bl_binding *binding;
     bl_cast_kernels kernels;
     bl_reader **readers;  /* [source files] */
-    bl_sum *sums;         /* [binding weights] */
-    pthread_mutex_t lock; /* of sums */
+    pthread_mutex_t lock; /* of the sums that bl_values_add adds to */
     uint64_t stripe_bytes; /* room for 32 decoded rows of the widest fp8 or fp4 weight */
 } bl_values;
 
@@ -23,37 +23,41 @@ bl_status bl_values_open(bl_values *v, const bl_checkpoint *source, const bl_bin
                          bl_error *err);
 void bl_values_close(bl_values *v);
 
-/* Scratch of one thread that handles up to tile bytes of codes at once: scale bytes and a stripe. Aligned to BL_IO_ALIGN. */
+/* Scratch of one thread that handles up to tile bytes of codes at once: room to gather, scale bytes, a stripe. Aligned to
+ * BL_IO_ALIGN. */
 uint64_t bl_values_scratch(const bl_values *v, uint64_t tile);
 /* The part of it that grows with the tile, in sixteenths of the tile. */
 #define BL_VALUES_SCRATCH_RATIO 1
 
-/* n bytes at offset (absolute) of the file of t, as bl_reader_read; errors name t. */
-bl_status bl_values_read(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *buf, const uint8_t **data,
-                         bl_error *err);
+/* n bytes at offset of the codes, or of the scale grid, of a view, as stored; whole rows where the view is a part of a weight or
+ * has several pieces. buf: BL_READ_ROOM(n), aligned to BL_IO_ALIGN; *data points into it. scratch: as bl_values_scratch. Bytes
+ * that one piece holds are read as they lie, others are gathered. Errors as bl_file_read, naming the tensor. */
+bl_status bl_values_read(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *buf, uint8_t *scratch,
+                         const uint8_t **data, bl_error *err);
 
-/* The same into dst, anywhere, as bl_reader_copy. */
-bl_status bl_values_copy(bl_values *v, const bl_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf, bl_error *err);
+/* The same into dst, anywhere; buf is used for what is not in the page cache. */
+bl_status bl_values_copy(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *dst, uint8_t *buf,
+                         uint8_t *scratch, bl_error *err);
 
-/* Rows [row, row + rows) of an FP8 or FP4 weight; row is a multiple of 32. */
+/* Rows [row, row + rows) of a view of an FP8 or FP4 weight, relative to it; row is a multiple of 32. */
 typedef struct bl_rows {
-    const bl_weight *w;
+    const bl_view *view;
     uint64_t row, rows;
     const uint8_t *codes, *scale;
 } bl_rows;
 
-/* Read the scale bytes of r into buf (page-aligned) and set r->scale. A byte for which some code has no exact bf16 value is
+/* Read the scale bytes of r into scratch and set r->scale. A byte for which some code has no exact bf16 value is
  * BL_E_INPUT, naming the scale tensor and the place. */
-bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *buf, bl_error *err);
+bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *err);
 /* Decode rows [from, from + count) of r, relative to it, into out [count, cols] bf16. */
 void bl_values_decode(const bl_values *v, const bl_rows *r, uint64_t from, uint64_t count, uint16_t *out);
 
-/* Add n bytes at offset of weight w (of its scale's bytes when scale is set) to w's value digest. The piece splits no unit.
- * scratch: bl_values_scratch(n) bytes. Thread-safe. Errors as bl_values_scale. */
-bl_status bl_values_add(bl_values *v, const bl_weight *w, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
-                        uint8_t *scratch, bl_error *err);
+/* Add n bytes at offset of a view (of its scale's bytes when scale is set) to *sum, its part of the weight's value digest. The
+ * piece splits no unit. scratch: bl_values_scratch(n) bytes. Thread-safe. Errors as bl_values_scale. */
+bl_status bl_values_add(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
+                        uint8_t *scratch, bl_sum *sum, bl_error *err);
 
-/* At which multiples of bytes the codes of w, or its scale, may be cut so that no unit and no row is split. */
+/* At which multiples of bytes the codes of w's part, or its scale, may be cut so that no unit and no row is split. */
 uint64_t bl_values_granule(const bl_weight *w, bool scale);
 
 #endif

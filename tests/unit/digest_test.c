@@ -66,18 +66,18 @@ static void test_matrix(void **state)
         uint8_t *odd = malloc(2 * rows * cols + 1);
         bl_sum whole = {0}, parts = {0}, moved = {0};
         memcpy(odd + 1, v, 2 * rows * cols);
-        bl_value_matrix(&kernels, &whole, v, 0, rows, cols);
+        bl_value_matrix(&kernels, &whole, v, rows, cols, bl_tiles_at(0, 0, cols));
         same(whole, definition(v, rows, cols));
-        bl_value_matrix(&kernels, &moved, odd + 1, 0, rows, cols);
+        bl_value_matrix(&kernels, &moved, odd + 1, rows, cols, bl_tiles_at(0, 0, cols));
         same(whole, moved);
         for (size_t r = rows - 1 - (rows - 1) % 32 + 32; r > 0; r -= 32) { /* last stripe first */
             size_t n = rows - (r - 32) < 32 ? rows - (r - 32) : 32;
-            bl_value_matrix(&kernels, &parts, v + (r - 32) * cols, r - 32, n, cols);
+            bl_value_matrix(&kernels, &parts, v + (r - 32) * cols, n, cols, bl_tiles_at(r - 32, 0, cols));
         }
         same(whole, parts);
         v[rows * cols - 1] ^= 1;
         bl_sum other = {0};
-        bl_value_matrix(&kernels, &other, v, 0, rows, cols);
+        bl_value_matrix(&kernels, &other, v, rows, cols, bl_tiles_at(0, 0, cols));
         assert_true(canonical(v[rows * cols - 1]) == canonical(v[rows * cols - 1] ^ 1) || other.lo != whole.lo);
         free(odd);
         free(v);
@@ -93,12 +93,12 @@ static void test_canonical_values(void **state)
     }
     a[3] = 0x0000, b[3] = 0x8000;
     a[40] = 0x7FC0, b[40] = 0xFF81;
-    bl_value_matrix(&kernels, &s, a, 0, 2, 32);
-    bl_value_matrix(&kernels, &t, b, 0, 2, 32);
+    bl_value_matrix(&kernels, &s, a, 2, 32, bl_tiles_at(0, 0, 32));
+    bl_value_matrix(&kernels, &t, b, 2, 32, bl_tiles_at(0, 0, 32));
     same(s, t);
     b[41] = 0x7F80; /* an infinity is a value of its own */
     t = (bl_sum){0};
-    bl_value_matrix(&kernels, &t, b, 0, 2, 32);
+    bl_value_matrix(&kernels, &t, b, 2, 32, bl_tiles_at(0, 0, 32));
     assert_true(s.lo != t.lo);
 }
 
@@ -111,8 +111,8 @@ static void test_place_counts(void **state)
         memcpy(w + 64 * r + 32, v + 64 * r, 64);
     }
     bl_sum s = {0}, t = {0};
-    bl_value_matrix(&kernels, &s, v, 0, 32, 64);
-    bl_value_matrix(&kernels, &t, w, 0, 32, 64);
+    bl_value_matrix(&kernels, &s, v, 32, 64, bl_tiles_at(0, 0, 64));
+    bl_value_matrix(&kernels, &t, w, 32, 64, bl_tiles_at(0, 0, 64));
     assert_true(s.lo != t.lo);
     free(v);
     free(w);
@@ -178,7 +178,7 @@ static void test_recorded_values(void **state)
     for (int i = 0; i < 40 * 50; i++) {
         v[i] = (uint16_t)(i * 33);
     }
-    bl_value_matrix(&kernels, &s, v, 0, 40, 50);
+    bl_value_matrix(&kernels, &s, v, 40, 50, bl_tiles_at(0, 0, 50));
     bl_digest d = bl_sum_digest(s);
     assert_string_equal(bl_hex_encode(hex, d.b, 16), "380208af8754d7b76361905d812f9435");
     s = (bl_sum){0};

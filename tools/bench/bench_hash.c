@@ -21,7 +21,8 @@ enum { BYTES = ROWS * COLS * 2 };
 static void matrix_stripe(void *arg, int64_t item, int worker)
 {
     hash_run *r = arg;
-    bl_value_matrix(&r->k, &r->sums[worker % 1024], r->data + item * STRIPE * COLS * 2, (uint64_t)item * STRIPE, STRIPE, COLS);
+    bl_value_matrix(&r->k, &r->sums[worker % 1024], r->data + item * STRIPE * COLS * 2, STRIPE, COLS,
+                    bl_tiles_at((uint64_t)item * STRIPE, 0, COLS));
 }
 
 static void byte_stripe(void *arg, int64_t item, int worker)

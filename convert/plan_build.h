@@ -1,0 +1,33 @@
+/* What the parts of planning share. Private to convert/. */
+#ifndef BL_CONVERT_PLAN_BUILD_H
+#define BL_CONVERT_PLAN_BUILD_H
+
+#include "convert/plan.h"
+
+typedef struct bl_planner {
+    const bl_checkpoint *c;
+    const bl_binding *b;
+    const bl_plan_options *o;
+    bl_arena *arena;
+    bl_plan *out;
+    bl_action *actions;
+    bl_plan_tensor *stack[3][2]; /* the stacked tensors of the layer being planned: w1..w3, codes and scale */
+} bl_planner;
+
+bl_status bl_plan_nomem(const bl_planner *p, bl_error *err);
+
+/* One weight of the source: the pieces that hold it. */
+typedef struct bl_plan_source {
+    const bl_weight *w; /* [count], adjacent in the binding */
+    size_t count;
+} bl_plan_source;
+
+/* Add the output tensors of a weight: its codes, or their cast to BF16, and its scale unless the cast uses it up. */
+bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *err);
+/* The same for an expert in a stacked tensor. Experts come in model order. */
+bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, bl_error *err);
+
+/* Deal the output tensors to files and lay those out. */
+bl_status bl_plan_files(bl_planner *p, bl_error *err);
+
+#endif

@@ -1,0 +1,139 @@
+/* Planning: which file each tensor goes to, and where in it. */
+#include "convert/plan_build.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PACKED_ALIGN 4096u
+#define ENGRAM_ALIGN (2u << 20)
+
+/* Bytes of an output tensor before layout. */
+static uint64_t bytes_of(const bl_plan_tensor *t)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < t->member_count; i++) {
+        n += bl_plan_member_bytes(t, i);
+    }
+    return n;
+}
+
+/* Fill shards in model order up to the cap. Returns their number. */
+static size_t deal_shards(bl_planner *p)
+{
+    uint64_t filled = 0;
+    size_t shard = 0;
+    for (size_t i = 0; i < p->out->tensor_count; i++) {
+        bl_plan_tensor *t = &p->out->tensors[i];
+        uint64_t n = bytes_of(t);
+        if (filled && filled + n > p->o->shard_size) {
+            shard++;
+            filled = 0;
+        }
+        t->tensor.file = (uint32_t)shard;
+        filled += n;
+    }
+    return shard + 1;
+}
+
+/* Packed: the number of a tensor's file among backbone layers, then draft stages, then Engram tables by layer, then the rest. */
+static uint32_t packed_key(const bl_planner *p, const bl_plan_tensor *t)
+{
+    const bl_weight *w = t->members[0].pieces;
+    uint32_t layers = (uint32_t)(p->c->config.num_hidden_layers + p->c->config.num_nextn_predict_layers);
+    if (w->form == BL_FORM_TABLE) {
+        return layers + (uint32_t)w->slot->layer;
+    }
+    return w->slot->layer >= 0 ? (uint32_t)w->slot->layer : 2 * layers;
+}
+
+static int by_file(const void *a, const void *b)
+{
+    const bl_plan_tensor *s = a, *t = b;
+    if (s->tensor.file != t->tensor.file) {
+        return s->tensor.file < t->tensor.file ? -1 : 1;
+    }
+    return s->tensor.offset != t->tensor.offset ? (s->tensor.offset < t->tensor.offset ? -1 : 1)
+                                                : strcmp(s->tensor.name, t->tensor.name);
+}
+
+/* Give the packed files consecutive numbers; leaves the tensors sorted by file. Returns the number of files. */
+static size_t deal_packed(bl_planner *p)
+{
+    bl_plan *out = p->out;
+    for (size_t i = 0; i < out->tensor_count; i++) {
+        out->tensors[i].tensor.file = packed_key(p, &out->tensors[i]);
+    }
+    qsort(out->tensors, out->tensor_count, sizeof *out->tensors, by_file);
+    uint32_t file = 0;
+    for (size_t i = 0; i < out->tensor_count;) {
+        uint32_t key = out->tensors[i].tensor.file;
+        for (; i < out->tensor_count && out->tensors[i].tensor.file == key; i++) {
+            out->tensors[i].tensor.file = file;
+        }
+        file++;
+    }
+    return file;
+}
+
+static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t index)
+{
+    char name[64];
+    const bl_weight *w = first->members[0].pieces;
+    int layers = p->c->config.num_hidden_layers;
+    if (p->o->target == BL_TO_BF16) {
+        snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, p->out->file_count);
+    } else if (w->form == BL_FORM_TABLE) {
+        snprintf(name, sizeof name, "rank-0000/engram-%02d.safetensors", w->slot->layer);
+    } else if (w->slot->layer < 0) {
+        snprintf(name, sizeof name, "rank-0000/rest.safetensors");
+    } else if (w->slot->layer < layers) {
+        snprintf(name, sizeof name, "rank-0000/layer-%02d.safetensors", w->slot->layer);
+    } else {
+        snprintf(name, sizeof name, "rank-0000/mtp-%02d.safetensors", w->slot->layer - layers);
+    }
+    return bl_arena_strndup(p->arena, name, strlen(name));
+}
+
+/* ---- places */
+
+static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors, bl_tensor *scratch, bl_error *err)
+{
+    uint32_t align = tensors[0].members[0].pieces->form == BL_FORM_TABLE && p->o->target == BL_TO_PACKED ? ENGRAM_ALIGN : PACKED_ALIGN;
+    for (size_t i = 0; i < f->count; i++) {
+        scratch[i] = tensors[i].tensor;
+    }
+    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, 0, p->arena, &f->header, &f->header_bytes, &f->file_bytes, err));
+    for (size_t i = 0; i < f->count; i++) {
+        if (scratch[i].nbytes != bytes_of(&tensors[i])) {
+            return bl_fail(err, BL_E_INTERNAL, f->name, scratch[i].name, -1, "planned bytes and shape disagree");
+        }
+        tensors[i].tensor = scratch[i];
+        p->out->tensor_bytes += scratch[i].nbytes;
+    }
+    qsort(tensors, f->count, sizeof *tensors, by_file);
+    f->tensors = tensors;
+    p->out->file_bytes += f->file_bytes;
+    return BL_OK;
+}
+
+bl_status bl_plan_files(bl_planner *p, bl_error *err)
+{
+    bl_plan *out = p->out;
+    out->file_count = p->o->target == BL_TO_BF16 ? deal_shards(p) : deal_packed(p);
+    out->files = bl_arena_array(p->arena, out->file_count, sizeof *out->files);
+    bl_tensor *scratch = calloc(out->tensor_count + 1, sizeof *scratch);
+    bl_status s = out->files && scratch ? BL_OK : bl_plan_nomem(p, err);
+    for (size_t i = 0, file = 0; s == BL_OK && i < out->tensor_count; file++) {
+        bl_plan_file *f = &out->files[file];
+        while (i + f->count < out->tensor_count && out->tensors[i + f->count].tensor.file == file) {
+            f->count++;
+        }
+        f->name = file_name(p, &out->tensors[i], file);
+        s = f->name ? lay_out(p, f, &out->tensors[i], scratch, err) : bl_plan_nomem(p, err);
+        i += f->count;
+    }
+    free(scratch);
+    return s;
+}
+
