@@ -50,5 +50,6 @@ int check_near(check *c, const char *what, const float *got, const float *want, 
 void check_cast(check *c, unsigned cpu);
 void check_ops(check *c, unsigned cpu);
 void check_linear(check *c, unsigned cpu);
+void check_quant(check *c, unsigned cpu);
 
 #endif

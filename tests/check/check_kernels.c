@@ -16,6 +16,7 @@ static const struct {
     {"cast", check_cast},
     {"ops", check_ops},
     {"linear", check_linear},
+    {"quant", check_quant},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 

@@ -16,6 +16,8 @@ def test_cast_reports_every_subject_beside_its_ceiling():
         f = figures[name]
         assert f["unit"] == "GB/s" and 0 < f["rate"]["p10"] <= f["rate"]["median"] <= f["rate"]["p90"]
         assert f["ceiling"] in figures and f["share"]["median"] > 0
+    back = {f["name"]: f for f in doc["sets"][-1]["figures"]}
+    assert back["fp8 32x32"]["ceiling"] in back and back["fp4 1x32, compared"]["share"]["median"] > 0
 
 
 def test_table_names_cpu_load_and_threads():

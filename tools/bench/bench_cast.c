@@ -2,6 +2,7 @@
 #include "tools/bench.h"
 
 #include "kernels/cast.h"
+#include "tools/bench/bench_encode.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -160,15 +161,18 @@ static bl_status first_touch(bench *b, const buffers *m, const bl_cast_kernels *
 static bl_status body(bench *b, uint64_t bytes, bl_error *err)
 {
     buffers m;
+    bench_encode back;
     bl_cast_kernels k;
     int counts[2], n = bench_thread_counts(b, counts);
     BL_TRY(fill(b, &m, bytes, err));
+    BL_TRY(bench_encode_open(b, &back, bytes, err));
     bl_cast_init(&k, b->cpu);
     for (int i = 0; i < n; i++) {
         BL_TRY(bench_threads(b, counts[i], err));
         BL_TRY(memory_to_memory(b, &m, &k, err));
         BL_TRY(into_tiles(b, &m, &k, err));
         BL_TRY(first_touch(b, &m, &k, err));
+        BL_TRY(bench_encode_run(b, &back, err));
     }
     return BL_OK;
 }
@@ -184,7 +188,7 @@ int bench_cast(int argc, char **argv)
         {NULL, 0, NULL, NULL, NULL},
     };
     cli_command c = {.program = "baleen bench cast", .usage = "[options]",
-                     .summary = "Casts fp4 and fp8 weights to bf16 in memory and compares with the copy rate of the same run.",
+                     .summary = "Casts fp4 and fp8 weights to bf16 and back in memory and compares with the copy rate of the same run.",
                      .details = "Rates count bytes read and written. A copy reads as much as it writes; a cast mostly writes, so\n"
                                 "that its share of the copy rate may exceed 100%. '--cpu c' measures the C reference.\n"};
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
