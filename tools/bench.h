@@ -28,6 +28,7 @@ typedef struct bench_subject {
     const char *name;
     bl_status (*run)(void *arg, bl_error *err); /* one timed run */
     void (*reset)(void *arg);                   /* before each run, not timed: remove an output, drop pages; may be NULL */
+    void (*after)(void *arg);                   /* after each run, not timed; may be NULL */
     void *arg;
     double work;      /* done by one run, in unit */
     const char *unit; /* "GB" (1e9 bytes), "GFLOP", "token": shown per second */
@@ -38,6 +39,7 @@ typedef struct bench_subject {
         double work;
     } ceiling[BENCH_CEILINGS];
     int ceilings;
+    int beside; /* 1 + another subject of the set, which does the same and less: the rate is also shown as a share of its; 0 none */
 } bench_subject;
 
 typedef struct bench {
@@ -46,6 +48,9 @@ typedef struct bench {
     int64_t threads; /* --threads, 0: one, then all */
     int64_t rounds;
     const char *level;
+    /* set by the benchmark, before bench_run */
+    bool no_warmup; /* subjects that take seconds: every run counts */
+    bool cpu_time;  /* also show what a unit of work costs in seconds of all CPUs of this process */
     /* set by bench_begin */
     const char *program;
     unsigned cpu; /* what kernels may use */
@@ -68,7 +73,8 @@ bl_status bench_memory(bench *b, size_t bytes, void **out, bl_error *err);
 /* A zeroed record for a subject's arg, freed by bench_end. NULL when memory is out. */
 void *bench_record(bench *b, size_t bytes);
 
-/* Runs n subjects (at most BENCH_SUBJECTS) with the current pool for one warm-up and b->rounds rounds and prints the set. */
+/* Runs n subjects (at most BENCH_SUBJECTS) with the current pool for one warm-up and b->rounds rounds and prints the set. When
+ * the process is interrupted (cli_interrupted), prints what is there and returns BL_E_CANCELLED. */
 bl_status bench_run(bench *b, const char *title, const bench_subject *s, int n, bl_error *err);
 
 /* ---- ceilings, filled in as subjects for the current pool; valid until bench_threads is called again. Memory passes go over

@@ -1,7 +1,10 @@
 """The bench frame: what it prints and refuses. No timings are judged."""
 import json
+import signal
+import subprocess
+import time
 
-from conftest import run
+from conftest import BUILD, run
 
 
 def test_cast_reports_every_subject_beside_its_ceiling():
@@ -43,3 +46,37 @@ def test_ops_reports_every_set():
     assert r.rc == 0, r.err
     sets = json.loads(r.out)["sets"]
     assert len(sets) == 3 and all(f["rate"]["median"] > 0 for s in sets for f in s["figures"])
+
+
+def test_convert_runs_what_is_chosen(tmp_path):
+    src, work = tmp_path / "src", tmp_path / "work"
+    work.mkdir()
+    assert run("baleen", "synth", src, "--preset", "nano").rc == 0
+    r = run("baleen", "bench", "convert", work, "--source", src, "--only", "writer,packed,packed-nodigests,verify", "--rounds", "2",
+            "--writer-size", "1MiB", "--json")
+    assert r.rc == 0, r.err
+    packed, verify = json.loads(r.out)["sets"]
+    figures = {f["name"]: f for f in packed["figures"]}
+    assert set(figures) == {"plain writer, O_DIRECT", "packed without XXH3 digests", "convert --to packed"}
+    f = figures["convert --to packed"]
+    assert f["runs"] == 2 and f["ceiling"] in figures and f["beside"] in figures and f["cpu_seconds"] > 0
+    assert "in the page cache" in packed["title"] and "fsync" in packed["title"]
+    assert verify["figures"][1]["rate"]["median"] > 0
+    assert list(work.iterdir()) == [] and src.exists()
+    for only in ("writer", "packed,nothing", ""):
+        r = run("baleen", "bench", "convert", work, "--source", src, "--only", only)
+        assert r.rc == 2 and r.err.count("\n") == 1, only
+
+
+def test_convert_interrupted_prints_what_it_has(tmp_path):
+    src, work = tmp_path / "src", tmp_path / "work"
+    work.mkdir()
+    assert run("baleen", "synth", src, "--preset", "nano").rc == 0
+    p = subprocess.Popen([str(BUILD / "tools" / "baleen"), "bench", "convert", work, "--source", src, "--only", "packed", "--rounds", "10000"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)  # many rounds, and far from all
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode != 0 and err.count("\n") == 1
+    assert "convert --to packed" in out and " runs)" in out
+    assert list(work.iterdir()) == []

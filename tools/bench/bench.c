@@ -77,7 +77,7 @@ int bench_end(bench *b, bl_status s, const bl_error *err)
         if (st->blocks[i].bytes) munmap(st->blocks[i].p, st->blocks[i].bytes);
         else free(st->blocks[i].p);
     }
-    if (s == BL_OK && b->json) {
+    if ((s == BL_OK || s == BL_E_CANCELLED) && b->json && st->sets) {
         json_t *doc = json_pack("{s:s, s:s, s:s, s:O}", "bench", b->program, "version", BL_VERSION, "cpu", bl_cpu_name(b->cpu),
                                 "sets", st->sets);
         if (doc) {

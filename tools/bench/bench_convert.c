@@ -11,23 +11,67 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define WIDE_FIXED 1.65e9 /* bytes of the preset "wide" that are no routed experts */
 #define WIDE_EXPERT 0.075e9 /* bytes of one expert in all of its layers */
+#define PIECE ((size_t)4 << 20)
 
 typedef struct convert_bench {
+    bench *b;
     const char *folder; /* everything is written below it */
+    const char *only;   /* --only, NULL for everything */
     char source[4096], out[4096];
-    uint64_t source_bytes;
+    uint64_t source_bytes, writer_bytes;
+    bool cold;
+    void *piece; /* [PIECE] */
 } convert_bench;
 
 typedef struct conversion {
     const convert_bench *cb;
     bl_convert_options o;
     bl_verify_options v;
-    char packed[4096]; /* what a verification reads */
 } conversion;
+
+static const struct subject_kind {
+    const char *key, *name;
+    bl_target target;
+    bool sha256, digests;
+    const char *beside; /* key of the one that does the same without XXH3 digests */
+} kinds[] = {
+    {"bf16", "convert --to bf16", BL_TO_BF16, true, true, NULL},
+    {"bf16-nosha", "convert --to bf16 --no-sha256", BL_TO_BF16, false, true, NULL},
+    {"packed-nodigests", "packed without XXH3 digests", BL_TO_PACKED, true, false, NULL},
+    {"packed", "convert --to packed", BL_TO_PACKED, true, true, "packed-nodigests"},
+    {"packed-bare", "packed without any hash", BL_TO_PACKED, false, false, NULL},
+    {"packed-nosha", "convert --to packed --no-sha256", BL_TO_PACKED, false, true, "packed-bare"},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* Is key among the subjects asked for? */
+static bool chosen(const convert_bench *cb, const char *key)
+{
+    size_t n = strlen(key);
+    for (const char *p = cb->only; p && *p; p += strcspn(p, ","), p += *p == ',')
+        if (strcspn(p, ",") == n && !strncmp(p, key, n)) return true;
+    return !cb->only;
+}
+
+/* Does every word of --only name a subject, and one of them more than a ceiling? */
+static bool usable(const char *only)
+{
+    bool any = false;
+    for (const char *p = only; *p; p += strcspn(p, ","), p += *p == ',') {
+        size_t n = strcspn(p, ",");
+        bool found = n == 6 && !strncmp(p, "verify", n);
+        for (int i = 0; i < KINDS; i++) found |= strlen(kinds[i].key) == n && !strncmp(p, kinds[i].key, n);
+        if (!found && !(n == 6 && (!strncmp(p, "writer", n) || !strncmp(p, "sha256", n)))) return false;
+        any |= found;
+    }
+    return any;
+}
 
 static bl_status token_classes(const char *text, size_t n, int *classes, bl_error *err)
 {
@@ -43,7 +87,7 @@ static bl_status token_classes(const char *text, size_t n, int *classes, bl_erro
 /* Remove an output folder, with one level of folders in it. */
 static void remove_folder(const char *path)
 {
-    char name[4400];
+    char name[4600];
     DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
@@ -54,25 +98,74 @@ static void remove_folder(const char *path)
     rmdir(path);
 }
 
-/* Read the source through the page cache once: every round then finds it there, or not, alike. */
-static void warm(const char *path, void *buf, size_t cap)
+/* Bring a folder's files into the page cache, or out of it. */
+static void warm_or_cool(const char *path, bool cool, void *piece)
 {
-    char name[4400];
+    char name[4600];
     DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));) {
         snprintf(name, sizeof name, "%s/%s", path, e->d_name);
         int fd = open(name, O_RDONLY | O_CLOEXEC);
-        while (fd >= 0 && read(fd, buf, cap) > 0) {
+        if (fd >= 0 && cool) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        while (fd >= 0 && !cool && read(fd, piece, PIECE) > 0) {
         }
         if (fd >= 0) close(fd);
     }
     if (d) closedir(d);
 }
 
+/* Pages of a file, and how many of them the page cache holds. */
+static void count_cached(const char *name, size_t *pages, size_t *cached)
+{
+    struct stat st;
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    size_t n = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? ((size_t)st.st_size + 4095) / 4096 : 0;
+    void *p = n ? mmap(NULL, n * 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    unsigned char *in = malloc(n + 1);
+    if (p != MAP_FAILED && in && mincore(p, n * 4096, in) == 0) {
+        *pages += n;
+        for (size_t i = 0; i < n; i++) *cached += in[i] & 1;
+    }
+    free(in);
+    if (p != MAP_FAILED) munmap(p, n * 4096);
+    close(fd);
+}
+
+static double cached_share(const char *path)
+{
+    char name[4600];
+    size_t pages = 0, cached = 0;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        count_cached(name, &pages, &cached);
+    }
+    if (d) closedir(d);
+    return pages ? (double)cached / (double)pages : 0;
+}
+
+/* What is dirty or being discarded would count against the next subject. */
+static void settle(const convert_bench *cb)
+{
+    int fd = open(cb->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    syncfs(fd);
+    close(fd);
+}
+
+static void prepare_source(void *arg)
+{
+    const convert_bench *cb = ((conversion *)arg)->cb;
+    settle(cb); /* the plain writer removed its file */
+    warm_or_cool(cb->source, cb->cold, cb->piece);
+}
+
 static void remove_output(void *arg)
 {
-    conversion *c = arg;
-    remove_folder(c->cb->out);
+    const convert_bench *cb = ((conversion *)arg)->cb;
+    remove_folder(cb->out);
+    settle(cb);
 }
 
 static bl_status run_convert(void *arg, bl_error *err)
@@ -86,10 +179,19 @@ static bl_status run_verify(void *arg, bl_error *err)
 {
     conversion *c = arg;
     bl_verify_report report;
-    return bl_verify(c->packed, &c->v, &report, err);
+    return bl_verify(c->cb->out, &c->v, &report, err);
 }
 
-static bl_status make_source(bench *b, convert_bench *cb, uint64_t bytes, bl_error *err)
+/* Each run past the page cache: what the conversion left there must not help. */
+static void cool_output(void *arg)
+{
+    const convert_bench *cb = ((conversion *)arg)->cb;
+    char rank[4200];
+    snprintf(rank, sizeof rank, "%s/rank-0000", cb->out);
+    warm_or_cool(rank, true, NULL);
+}
+
+static bl_status make_source(convert_bench *cb, uint64_t bytes, bl_error *err)
 {
     char experts[64];
     double wanted = ((double)bytes - WIDE_FIXED) / WIDE_EXPERT;
@@ -98,115 +200,167 @@ static bl_status make_source(bench *b, convert_bench *cb, uint64_t bytes, bl_err
     bl_synth_options o = {.preset = "wide", .overrides = overrides, .override_count = 1, .seed = 1, .shards = 4,
                           .token_classes = token_classes, .cancelled = cli_interrupted};
     bl_synth_report report;
-    BL_TRY(bl_synth(cb->source, &o, &report, err));
-    cb->source_bytes = report.file_bytes;
-    return BL_OK;
+    return bl_synth(cb->source, &o, &report, err);
 }
 
-/* Bytes that a conversion writes. */
-static bl_status output_bytes(const convert_bench *cb, bl_convert_options o, double *gigabytes, bl_error *err)
+static bl_status new_conversion(const convert_bench *cb, const struct subject_kind *k, conversion **out, bl_convert_report *planned,
+                                bl_error *err)
 {
-    bl_convert_report report;
-    o.dry_run = true;
-    BL_TRY(bl_convert(cb->source, cb->out, &o, &report, err));
-    *gigabytes = 1e-9 * (double)report.file_bytes;
-    return BL_OK;
-}
-
-enum { WRITER, HASHER, FIRST };
-
-static bl_status add(bench *b, const convert_bench *cb, bench_subject *s, int *n, const char *name, bl_target target, bool sha256,
-                     bool digests, bl_error *err)
-{
-    conversion *c = bench_record(b, sizeof *c);
+    conversion *c = *out = bench_record(cb->b, sizeof *c);
     if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     c->cb = cb;
-    c->o = (bl_convert_options){.target = target, .shard_size = 5000000000u, .cpu = b->cpu, .no_sha256 = !sha256, .no_digests = !digests,
-                                .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted};
-    double work = 0;
-    BL_TRY(output_bytes(cb, c->o, &work, err));
-    s[*n] = (bench_subject){.name = name, .run = run_convert, .reset = remove_output, .arg = c, .work = work, .unit = "GB",
-                            .ceiling = {{WRITER, work}, {HASHER, work}}, .ceilings = sha256 ? 2 : 1};
-    ++*n;
+    c->o = (bl_convert_options){.target = k->target, .shard_size = 5000000000u, .cpu = cb->b->cpu, .no_sha256 = !k->sha256,
+                                .no_digests = !k->digests, .engram_multipliers = bl_engram_multipliers,
+                                .cancelled = cli_interrupted};
+    bl_convert_options dry = c->o;
+    dry.dry_run = true;
+    return bl_convert(cb->source, cb->out, &dry, planned, err);
+}
+
+/* The subjects of one set and where those that others refer to stand, -1 for none. */
+typedef struct subject_set {
+    bench_subject s[BENCH_SUBJECTS];
+    int n, writer, sha256, of_kind[KINDS];
+} subject_set;
+
+static bl_status add_ceilings(const convert_bench *cb, subject_set *set, bl_error *err)
+{
+    *set = (subject_set){.writer = -1, .sha256 = -1};
+    if (chosen(cb, "writer")) {
+        set->writer = set->n;
+        BL_TRY(bench_disk_ceiling(cb->b, &set->s[set->n++], cb->folder, cb->writer_bytes, true, err));
+    }
+    if (chosen(cb, "sha256")) {
+        set->sha256 = set->n;
+        BL_TRY(bench_sha256_ceiling(cb->b, &set->s[set->n++], err));
+    }
     return BL_OK;
 }
 
-static bl_status measure(bench *b, convert_bench *cb, uint64_t writer_bytes, bl_error *err)
+static bl_status add_kind(const convert_bench *cb, subject_set *set, int kind, uint64_t *source_bytes, bl_error *err)
 {
-    bench_subject s[8];
-    int n = FIRST, counts[2];
-    char title[256];
-    BL_TRY(bench_threads(b, counts[bench_thread_counts(b, counts) - 1], err));
-    BL_TRY(bench_disk_ceiling(b, &s[WRITER], cb->folder, writer_bytes, true, err));
-    BL_TRY(bench_sha256_ceiling(b, &s[HASHER], err));
-    BL_TRY(add(b, cb, s, &n, "convert --to bf16", BL_TO_BF16, true, true, err));
-    BL_TRY(add(b, cb, s, &n, "convert --to bf16 --no-sha256", BL_TO_BF16, false, true, err));
-    BL_TRY(add(b, cb, s, &n, "convert --to packed", BL_TO_PACKED, true, true, err));
-    BL_TRY(add(b, cb, s, &n, "convert --to packed --no-sha256", BL_TO_PACKED, false, true, err));
-    BL_TRY(add(b, cb, s, &n, "the same without XXH3 digests", BL_TO_PACKED, false, false, err));
-    /* What the digests cost: the run without them bounds the run with them. */
-    s[n - 2].ceiling[1].subject = n - 1;
-    s[n - 2].ceiling[1].work = s[n - 1].work;
-    s[n - 2].ceilings = 2;
-    snprintf(title, sizeof title, "converting %.2f GB, source in the page cache, plain writer of %.2f GB", 1e-9 * (double)cb->source_bytes,
-             1e-9 * (double)writer_bytes);
-    return bench_run(b, title, s, n, err);
+    conversion *c;
+    bl_convert_report planned;
+    BL_TRY(new_conversion(cb, &kinds[kind], &c, &planned, err));
+    *source_bytes = planned.source_bytes;
+    double work = 1e-9 * (double)planned.file_bytes;
+    bench_subject *s = &set->s[set->n];
+    *s = (bench_subject){.name = kinds[kind].name, .run = run_convert, .reset = prepare_source, .after = remove_output, .arg = c,
+                         .work = work, .unit = "GB"};
+    if (set->writer >= 0) {
+        s->ceiling[s->ceilings].subject = set->writer;
+        s->ceiling[s->ceilings++].work = work;
+    }
+    if (set->sha256 >= 0 && kinds[kind].sha256) {
+        s->ceiling[s->ceilings].subject = set->sha256;
+        s->ceiling[s->ceilings++].work = work;
+    }
+    for (int i = 0; i < kind && kinds[kind].beside; i++)
+        if (!strcmp(kinds[i].key, kinds[kind].beside)) s->beside = set->of_kind[i];
+    set->of_kind[kind] = ++set->n;
+    return BL_OK;
 }
 
-static bl_status measure_verify(bench *b, convert_bench *cb, bl_error *err)
+static bl_status measure(const convert_bench *cb, bl_target target, bl_error *err)
 {
-    conversion *c = bench_record(b, sizeof *c);
+    subject_set set;
+    char title[400];
+    uint64_t source_bytes = 0;
+    bool any = false;
+    BL_TRY(add_ceilings(cb, &set, err));
+    for (int i = 0; i < KINDS; i++) {
+        if (kinds[i].target != target || !chosen(cb, kinds[i].key)) continue;
+        BL_TRY(add_kind(cb, &set, i, &source_bytes, err));
+        any = true;
+    }
+    if (!any) return BL_OK;
+    warm_or_cool(cb->source, cb->cold, cb->piece);
+    snprintf(title, sizeof title,
+             "converting %.2f GB, %.0f%% of them in the page cache before each run (%s), to new files with O_DIRECT and fsync;\n"
+             "plain writer: %.2f GB to one new file with O_DIRECT and fsync, reads nothing",
+             1e-9 * (double)source_bytes, 100 * cached_share(cb->source), cb->cold ? "cold: read from its disk" : "warm",
+             1e-9 * (double)cb->writer_bytes);
+    return bench_run(cb->b, title, set.s, set.n, err);
+}
+
+static bl_status measure_verify(const convert_bench *cb, bl_error *err)
+{
+    static const struct subject_kind packed = {.target = BL_TO_PACKED, .sha256 = true, .digests = true};
+    conversion *c;
     bl_convert_report report;
     bench_subject s[2];
-    if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    remove_folder(cb->out);
-    c->o = (bl_convert_options){.target = BL_TO_PACKED, .cpu = b->cpu, .engram_multipliers = bl_engram_multipliers};
+    if (!chosen(cb, "verify")) return BL_OK;
+    BL_TRY(new_conversion(cb, &packed, &c, &report, err));
     BL_TRY(bl_convert(cb->source, cb->out, &c->o, &report, err));
-    snprintf(c->packed, sizeof c->packed, "%s", cb->out);
-    c->v = (bl_verify_options){.level = 3, .cpu = b->cpu, .cancelled = cli_interrupted};
+    c->v = (bl_verify_options){.level = 3, .cpu = cb->b->cpu, .cancelled = cli_interrupted};
     double work = 1e-9 * (double)report.file_bytes;
-    BL_TRY(bench_sha256_ceiling(b, &s[0], err));
-    s[1] = (bench_subject){.name = "verify a packed model", .run = run_verify, .arg = c, .work = work, .unit = "GB",
+    BL_TRY(bench_sha256_ceiling(cb->b, &s[0], err));
+    s[1] = (bench_subject){.name = "verify --level 3", .run = run_verify, .reset = cool_output, .arg = c, .work = work, .unit = "GB",
                            .ceiling = {{0, work}}, .ceilings = 1};
-    return bench_run(b, "verifying, read past the page cache", s, 2, err);
+    return bench_run(cb->b, "verifying the packed model, read past the page cache", s, 2, err);
 }
 
-static bl_status body(bench *b, const char *folder, uint64_t bytes, uint64_t writer_bytes, bl_error *err)
+static bl_status all_sets(convert_bench *cb, bl_error *err)
 {
-    convert_bench *cb = bench_record(b, sizeof *cb);
-    void *buf;
-    if (!cb) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    cb->folder = folder;
-    snprintf(cb->source, sizeof cb->source, "%s/baleen-bench-%ld-source", folder, (long)getpid());
-    snprintf(cb->out, sizeof cb->out, "%s/baleen-bench-%ld-out", folder, (long)getpid());
-    BL_TRY(bench_memory(b, 4 << 20, &buf, err));
-    bl_status s = make_source(b, cb, bytes, err);
+    int counts[2];
+    BL_TRY(bench_threads(cb->b, counts[bench_thread_counts(cb->b, counts) - 1], err));
+    BL_TRY(measure(cb, BL_TO_BF16, err));
+    BL_TRY(measure(cb, BL_TO_PACKED, err));
+    return measure_verify(cb, err);
+}
+
+static bl_status body(convert_bench *cb, const char *source, uint64_t bytes, bl_error *err)
+{
+    int n = snprintf(cb->out, sizeof cb->out, "%s/baleen-bench-%ld-out", cb->folder, (long)getpid());
+    if (source) n = snprintf(cb->source, sizeof cb->source, "%s", source);
+    else snprintf(cb->source, sizeof cb->source, "%s/baleen-bench-%ld-source", cb->folder, (long)getpid());
+    if (n < 0 || n >= (int)sizeof cb->out) return bl_fail(err, BL_E_USAGE, cb->folder, NULL, -1, "the path is too long");
+    BL_TRY(bench_memory(cb->b, PIECE, &cb->piece, err));
+    bl_status s = source ? BL_OK : make_source(cb, bytes, err);
     if (s == BL_OK) {
-        warm(cb->source, buf, 4 << 20);
-        s = measure(b, cb, writer_bytes, err);
+        settle(cb); /* dirty pages cannot be dropped */
+        s = all_sets(cb, err);
     }
-    if (s == BL_OK) s = measure_verify(b, cb, err);
-    remove_folder(cb->source);
+    if (!source) remove_folder(cb->source);
     remove_folder(cb->out);
     return s;
 }
 
+static const char details[] =
+    "--only names some of: writer, sha256 (the ceilings: a program that only writes, hashing in memory on all CPUs), bf16,\n"
+    "bf16-nosha, packed, packed-nosha, packed-nodigests, packed-bare, verify. Each table is printed when its rounds are done;\n"
+    "an interruption prints what there is. A DIR in memory (/dev/shm) shows what the CPUs allow.\n";
+
 int bench_convert(int argc, char **argv)
 {
-    bench b = {.rounds = 7};
-    const char *args[8];
-    uint64_t bytes = 3000000000u, writer_bytes = 4000000000u;
+    bench b = {.rounds = 3, .no_warmup = true, .cpu_time = true};
+    convert_bench *cb = calloc(1, sizeof *cb);
+    const char *args[8], *source = NULL;
+    uint64_t bytes = 3000000000u;
     int count;
+    if (!cb) return cli_report("baleen bench convert", bl_fail(NULL, BL_E_NOMEM, NULL, NULL, -1, "out of memory"), NULL);
+    *cb = (convert_bench){.b = &b, .writer_bytes = 3000000000u};
     const cli_option own[] = {
         {"size", CLI_SIZE, &bytes, "SIZE", "of the checkpoint, made with synth --preset wide (default 3GB; not below 2.3)"},
-        {"writer-size", CLI_SIZE, &writer_bytes, "SIZE", "what the plain writer writes (default 4GB)"},
+        {"source", CLI_STRING, &source, "PATH", "convert this checkpoint instead"},
+        {"writer-size", CLI_SIZE, &cb->writer_bytes, "SIZE", "what the plain writer writes (default 3GB)"},
+        {"only", CLI_STRING, &cb->only, "LIST", "subjects to run, separated by commas (default: all)"},
+        {"cold", CLI_FLAG, &cb->cold, NULL, "drop the source from the page cache before each run"},
         {NULL, 0, NULL, NULL, NULL},
     };
-    cli_command c = {.program = "baleen bench convert", .usage = "DIR [options]", .min_args = 1, .max_args = 1,
-                     .summary = "Converts a synthetic checkpoint in DIR beside what its disk takes from a program that only writes."};
+    cli_command c = {.program = "baleen bench convert", .usage = "DIR [options]", .min_args = 1, .max_args = 1, .details = details,
+                     .summary = "Converts a checkpoint to DIR beside what its disk takes from a program that only writes."};
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
-    if (done >= 0) return done;
-    bl_error err = {0};
-    cli_catch_signals();
-    return bench_end(&b, body(&b, args[0], bytes, writer_bytes, &err), &err);
+    if (done < 0 && cb->only && !usable(cb->only)) {
+        bench_end(&b, BL_OK, NULL);
+        done = cli_usage_error(&c, "--only '%.80s' names something unknown, or only ceilings", cb->only);
+    }
+    if (done < 0) {
+        bl_error err = {0};
+        cb->folder = args[0];
+        cli_catch_signals();
+        done = bench_end(&b, body(cb, source, bytes, &err), &err);
+    }
+    free(cb);
+    return done;
 }

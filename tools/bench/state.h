@@ -28,9 +28,12 @@ typedef struct bench_spread {
 } bench_spread;
 
 typedef struct bench_result {
+    int runs;           /* fewer than rounds after an interruption; without any, nothing below counts */
     bench_spread rate;  /* work per second */
-    bench_spread share; /* of the floor's time, 0..1; median < 0 when the subject has no ceiling */
-    int bound;          /* the subject that bounds it in the median round, -1 */
+    bench_spread share; /* of the floor's time, 0..1; median < 0 when there is nothing to hold it against */
+    int bound;          /* the subject that bounds it in the last round, -1 */
+    bench_spread beside; /* of the rate of the subject named beside; median < 0 as above */
+    double cpu;         /* seconds of all CPUs for a unit of work, median */
 } bench_result;
 
 /* Prints one set, or adds it to the JSON document. */
