@@ -95,7 +95,8 @@ bl_status bl_fail_errno(bl_error *err, int errno_value, int reading, const char 
         }
     }
     char text[128];
-    const char *why = strerror_r(errno_value, text, sizeof text);
+    const char *why = errno_value == EMFILE ? "more files are needed than a process may have open (ulimit -n)"
+                                            : strerror_r(errno_value, text, sizeof text);
     return bl_fail(err, code, path, NULL, -1, "%s: %s", doing, why);
 }
 

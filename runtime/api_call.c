@@ -118,7 +118,13 @@ static bool on_token(void *arg, const bl_output_token *t)
     return more;
 }
 
-static void answer_whole(api_call *call)
+/* The client closed the connection, or at least its own side of it. */
+static void fail_gone(bl_exchange *x)
+{
+    api_fail(x, 503, "the request was ended: the client closed its side of the connection", NULL, "aborted");
+}
+
+static void answer_whole(api_call *call, bool gone)
 {
     bl_text body = {0};
     for (int i = 0; i < call->count; i++) {
@@ -127,8 +133,12 @@ static void answer_whole(api_call *call)
             api_fail_status(call->exchange, c->status, NULL);
             return;
         }
+        if (c->why == BL_FINISH_CANCELLED && gone) {
+            fail_gone(call->exchange);
+            return;
+        }
         if (c->why == BL_FINISH_CANCELLED) {
-            api_fail(call->exchange, 503, "the request was ended: the server is shutting down or the client is gone", NULL, "aborted");
+            api_fail(call->exchange, 503, "the request was ended: the server is shutting down", NULL, "aborted");
             return;
         }
     }
@@ -150,12 +160,12 @@ static void on_finish(void *arg, bl_finish why, const bl_error *err)
         c->status = BL_E_NOMEM;
     }
     c->why = why;
-    bool last = --call->running == 0;
+    bool last = --call->running == 0, gone = call->gone;
     pthread_mutex_unlock(&call->lock);
     if (call->params.stream)
         bl_exchange_wake(x);
     else if (last)
-        answer_whole(call);
+        answer_whole(call, gone);
     bl_exchange_unref(x); /* the call may be gone now */
 }
 
@@ -262,8 +272,8 @@ static bl_status make_choices(api_call *call, double arrived, bl_error *err)
     return BL_OK;
 }
 
-/* A client that is gone is not served; else the jobs go to the scheduler, each holding the exchange. */
-static bl_submit submit(api_call *call)
+/* A client that is gone is not served (*gone); else the jobs go to the scheduler, each holding the exchange. */
+static bl_submit submit(api_call *call, bool *gone)
 {
     bl_job *jobs[API_MAX_CHOICES];
     for (int i = 0; i < call->count; i++) {
@@ -272,6 +282,7 @@ static bl_submit submit(api_call *call)
     }
     pthread_mutex_lock(&call->lock);
     call->running = call->count;
+    *gone = call->gone;
     bl_submit result = call->gone ? BL_SUBMIT_STOPPED : bl_scheduler_submit(call->server->scheduler, jobs, call->count);
     call->submitted = result == BL_SUBMIT_TAKEN;
     pthread_mutex_unlock(&call->lock);
@@ -314,8 +325,8 @@ void api_complete(bl_server *s, bl_exchange *x, unsigned route)
         api_fail(x, 400, "more answers than this server makes at once", "n", NULL);
         return;
     }
-    bool stream = call->params.stream;
-    switch (submit(call)) {
+    bool stream = call->params.stream, gone;
+    switch (submit(call, &gone)) {
     case BL_SUBMIT_TAKEN:
         if (stream)
             bl_exchange_stream(x, on_pull);
@@ -324,7 +335,10 @@ void api_complete(bl_server *s, bl_exchange *x, unsigned route)
         api_fail(x, 503, "the request queue is full", NULL, "queue_full");
         break;
     case BL_SUBMIT_STOPPED:
-        api_fail(x, 503, "the server is shutting down", NULL, "shutting_down");
+        if (gone)
+            fail_gone(x);
+        else
+            api_fail(x, 503, "the server is shutting down", NULL, "shutting_down");
         break;
     }
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -130,6 +131,38 @@ static void check_length(bl_exchange *x)
         refuse(x, 413, "the request body is too large", NULL, NULL);
 }
 
+typedef struct framing {
+    int lengths, encodings;
+    bool chunked, odd_name;
+} framing;
+
+static enum MHD_Result see_header(void *arg, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    framing *f = arg;
+    size_t n = strlen(name);
+    f->odd_name = f->odd_name || n == 0 || name[n - 1] == ' ' || name[n - 1] == '\t';
+    f->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
+    if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        f->encodings++;
+        f->chunked = strcasecmp(value, "chunked") == 0;
+    }
+    return MHD_YES;
+}
+
+/* Refuse a head that leaves open where the body ends: libmicrohttpd would take one reading of several, or wait for the client to close. */
+static bool refuse_framing(bl_exchange *x)
+{
+    framing f = {0};
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, see_header, &f);
+    if (f.odd_name)
+        refuse(x, 400, "a header's name ends in white space", "Connection", "close");
+    else if (f.encodings && !f.chunked)
+        refuse(x, 501, "the only transfer encoding that is supported is chunked", "Connection", "close");
+    else if (f.encodings + f.lengths > 1)
+        refuse(x, 400, "the request has several Content-Length or Transfer-Encoding headers", "Connection", "close");
+    return is_answered(x);
+}
+
 static void enqueue(bl_http *h, bl_exchange *x)
 {
     pthread_mutex_lock(&h->lock);
@@ -146,6 +179,22 @@ static void enqueue(bl_http *h, bl_exchange *x)
         refuse(x, 503, "the server is shutting down", NULL, NULL);
 }
 
+/* A request may name the whole URL, as it does to a proxy: leave the path. */
+static const char *path_of(const char *url)
+{
+    size_t scheme = strncasecmp(url, "http://", 7) == 0 ? 7 : strncasecmp(url, "https://", 8) == 0 ? 8 : 0;
+    if (scheme == 0)
+        return url;
+    const char *path = strchr(url + scheme, '/');
+    return path ? path : "/";
+}
+
+/* An escaped NUL would cut the path short: it stays as it is written. */
+static size_t unescape(void *arg, struct MHD_Connection *c, char *s)
+{
+    return strstr(s, "%00") ? strlen(s) : MHD_http_unescape(s);
+}
+
 /* libmicrohttpd calls this once with the head, then for each piece of the body, then with no more data until there is an answer. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const char *url, const char *method, const char *version,
                                   const char *data, size_t *size, void **state)
@@ -154,13 +203,15 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     bl_exchange *x = *state;
     if (!x) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-        if (!info || !info->socket_context || !(x = bl_exchange_new(h, c, info->socket_context, method, url)))
+        if (!info || !info->socket_context || !(x = bl_exchange_new(h, c, info->socket_context, method, path_of(url))))
             return MHD_NO;
         *state = x;
         pthread_mutex_lock(&h->lock);
         h->stats.requests++;
         pthread_mutex_unlock(&h->lock);
         enter_phase(h, x->link, BL_PHASE_BODY, NULL);
+        if (refuse_framing(x))
+            return bl_exchange_respond(x);
         h->options.head(h->options.arg, x);
         if (!is_answered(x))
             check_length(x);
@@ -275,6 +326,7 @@ static bl_status start_daemon(bl_http *h, bl_error *err)
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
         MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
         MHD_OPTION_END);
     if (!h->daemon)
         return bl_fail(err, BL_E_IO, NULL, NULL, -1, "the HTTP server could not be started");

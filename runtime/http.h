@@ -51,7 +51,7 @@ void bl_http_read(bl_http *h, bl_http_stats *out);
 /* ---- one exchange */
 
 const char *bl_exchange_method(const bl_exchange *x);
-const char *bl_exchange_path(const bl_exchange *x); /* percent-decoded, without the query */
+const char *bl_exchange_path(const bl_exchange *x); /* percent-decoded, without scheme, host and query */
 /* In head() only: a header's value, NULL when absent. Borrowed. */
 const char *bl_exchange_header(bl_exchange *x, const char *name);
 /* In request(): borrowed, as long as the exchange. */

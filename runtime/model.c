@@ -1,5 +1,6 @@
 #include "runtime/model.h"
 
+#include "verify/slots.h"
 #include "verify/verify.h"
 
 #include <errno.h>
@@ -117,6 +118,16 @@ static bl_status open_tokenizer(bl_model *m, const char *path, const bl_model_op
     return s == BL_OK ? BL_OK : bl_fail(err, s, path, e.tensor[0] ? e.tensor : NULL, -1, "%s", e.message);
 }
 
+/* A folder that was made with a selection of layers is no whole model. */
+static bl_status check_whole(const bl_config *c, const char *path, bl_error *err)
+{
+    bl_json root;
+    BL_TRY(bl_json_parse(c->text, c->text_bytes, NULL, path, &root, err));
+    if (bl_json_get(root, BL_LAYERS_KEY).kind == BL_JSON_NONE) return BL_OK;
+    return bl_fail(err, BL_E_INPUT, path, NULL, -1, "holds a selection of the model's layers (" BL_LAYERS_KEY
+                   " in config.json); only a whole model can be run");
+}
+
 static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *err)
 {
     if (c->kind == BL_SOURCE_FILE)
@@ -124,7 +135,7 @@ static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *
     if (c->kind == BL_SOURCE_PACKED && c->manifest->ranks != 1)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "was packed for %d ranks; it can be run packed for one (see baleen merge)",
                        c->manifest->ranks);
-    return BL_OK;
+    return check_whole(&c->config, path, err);
 }
 
 /* The first thing that verification found. */

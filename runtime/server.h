@@ -14,7 +14,7 @@ typedef struct bl_server_options {
     const char *model_name; /* in answers and /v1/models */
     int max_requests;       /* sequences that run together, 1..4096 */
     int max_queue;          /* sequences that wait for a place; beyond it 503 with Retry-After */
-    uint64_t max_body;      /* bytes; beyond it 413 */
+    uint64_t max_body;      /* bytes, at most 2^40; beyond it 413 */
     int64_t max_context;    /* tokens of prompt and answer together; 0 = the model's max_position_embeddings */
     int64_t step_tokens;    /* most tokens in one forward pass */
     bool thinking;          /* what a chat request that does not say gets */

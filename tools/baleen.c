@@ -39,6 +39,7 @@ int main(int argc, char **argv)
         printf("baleen %s\n", BL_VERSION);
         return cli_finish("baleen", 0);
     }
+    cli_raise_file_limit();
     for (size_t i = 0; commands[i].name; i++)
         if (!strcmp(argv[1], commands[i].name)) return cli_finish("baleen", commands[i].run(argc - 1, argv + 1));
     fprintf(stderr, "baleen: unknown command '%.40s' (see baleen --help)\n", argv[1]);

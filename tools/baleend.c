@@ -10,9 +10,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
+
+#define MAX_BODY ((uint64_t)1 << 40)
 
 static const char details[] =
     "MODEL is a packed model or an HF checkpoint folder; without it the demo model is served.\n"
@@ -48,16 +49,6 @@ static double seconds_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* One connection each: as many as the system allows. */
-static void raise_file_limit(void)
-{
-    struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r);
-    }
 }
 
 static void say_ready(const settings *o, const bl_model *m, double seconds)
@@ -179,9 +170,16 @@ static int read_settings(int argc, char **argv, settings *o)
         return cli_usage_error(&c, "--port takes 0 to 65535");
     if (requests < 1 || requests > BL_MAX_RUNNING || queue < 0 || queue > 65536)
         return cli_usage_error(&c, "--max-requests takes 1 to %d, --max-queue 0 to 65536", BL_MAX_RUNNING);
-    if (threads < 0 || threads > BL_POOL_MAX_THREADS || v->step_tokens < 1 || v->max_context < 0 || v->max_body < 1 ||
-        o->drain < 0 || o->drain > 1e9 || v->timeout < 1 || v->timeout > 1e6 || v->ping < 0.1 || v->ping > 1e6)
-        return cli_usage_error(&c, "a number is out of range");
+    if (threads < 0 || threads > BL_POOL_MAX_THREADS)
+        return cli_usage_error(&c, "--threads takes 1 to %d, or 0 for all CPUs", BL_POOL_MAX_THREADS);
+    if (v->step_tokens < 1)
+        return cli_usage_error(&c, "--step-tokens takes 1 or more");
+    if (v->max_context < 0 || v->max_context == 1)
+        return cli_usage_error(&c, "--max-context takes 2 or more, or 0 for the model's");
+    if (v->max_body < 1 || v->max_body > MAX_BODY)
+        return cli_usage_error(&c, "--max-body takes 1 byte to 1TiB");
+    if (o->drain < 0 || o->drain > 1e9 || v->timeout < 1 || v->timeout > 1e6 || v->ping < 0.1 || v->ping > 1e6)
+        return cli_usage_error(&c, "--timeout takes 1 to 1e6 seconds, --ping 0.1 to 1e6, --drain 0 to 1e9");
     if (v->api_key && (key_file || !*v->api_key))
         return cli_usage_error(&c, key_file ? "--api-key and --api-key-file exclude each other" : "--api-key is empty");
     if (v->model_name && (!*v->model_name || !bl_text_is_clean(v->model_name, strlen(v->model_name))))
@@ -219,7 +217,7 @@ int main(int argc, char **argv)
         sigaddset(&signals, SIGINT);
         pthread_sigmask(SIG_BLOCK, &signals, NULL); /* before any thread exists */
         signal(SIGPIPE, SIG_IGN);
-        raise_file_limit();
+        cli_raise_file_limit();
         rc = serve(&o, &signals);
     }
     free(o.own_key);

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "kernels/cpu.h"
@@ -174,6 +175,15 @@ int cli_cpu(const cli_command *c, const char *level, unsigned *mask)
         return cli_usage_error(c, "this CPU has no %s (highest level: %s)", level, bl_cpu_name(have));
     *mask = want & have;
     return 0;
+}
+
+void cli_raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r); /* where it fails the old limit stays */
+    }
 }
 
 const char *cli_default_model(void)

@@ -52,6 +52,9 @@ int cli_finish(const char *program, int status);
 /* --cpu LEVEL (NULL or "native" = all this CPU has) -> mask; 0 or exit status 2. */
 int cli_cpu(const cli_command *c, const char *level, unsigned *mask);
 
+/* Let the process open as many files as the system allows: checkpoints have hundreds of shards, a server has connections. */
+void cli_raise_file_limit(void);
+
 /* Folder of the model used when none is named. */
 const char *cli_default_model(void);
 

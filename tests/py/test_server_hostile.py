@@ -229,6 +229,7 @@ GARBAGE = {
     "bad chunk": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
     "huge chunk": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFFF\r\n{}",
     "upgrade": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
+    "space behind a name": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length : 5\r\n\r\n{}",
     "nul": b"GET /hea\0lth HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
@@ -238,6 +239,32 @@ def test_garbage(server, name):
     got = server.raw(GARBAGE[name], seconds=4)
     assert got == b"" or got.startswith(b"HTTP/1.1 "), got[:100]
     assert b" 500 " not in got.split(b"\r\n")[0]
+
+
+FRAMING = {
+    "coded": (501, b"Transfer-Encoding: gzip\r\n"), "coded and chunked": (501, b"Transfer-Encoding: gzip, chunked\r\n"),
+    "chunked and coded": (501, b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n"),
+    "chunked twice": (400, b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+    "both": (400, b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n"), "two lengths": (400, b"Content-Length: 0\r\nContent-Length: 32\r\n"),
+    "odd name": (400, b"Content-Length : 32\r\n"),
+}
+
+
+@pytest.mark.parametrize("method", [b"POST /v1/completions", b"GET /health"])
+@pytest.mark.parametrize("name", FRAMING)
+def test_where_the_body_ends_must_be_clear(name, method):
+    """Answered at once and closed, so that no part of the body is taken for a request."""
+    status, headers = FRAMING[name]
+    with Server("baleend_stub", "--timeout", 600) as s:
+        got = s.raw(method + b" HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n20\r\n" + b'{"prompt": "x", "max_tokens": 2}\r\n0\r\n\r\n', seconds=30)
+        assert got.startswith(b"HTTP/1.1 %d" % status) and got.count(b"HTTP/1.1") == 1 and b'"error"' in got and b"Connection: close" in got, got
+
+
+def test_targets(server):
+    get = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    for target, status in ((b"http://example.com/health", 200), (b"HTTPS://x/v1/models?a=b", 200), (b"http://x", 404), (b"http://", 404),
+                           (b"/health%00x", 404), (b"/health%0", 404), (b"/%68ealth", 200), (b"ftp://x/health", 404)):
+        assert server.raw(get % target).startswith(b"HTTP/1.1 %d" % status), target
 
 
 def test_slow_clients_are_closed(server):
