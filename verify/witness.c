@@ -2,6 +2,7 @@
 
 #include "formats/digest.h"
 #include "formats/file.h"
+#include "verify/companions.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -61,6 +62,49 @@ static bl_status add(gatherer *g, const char *name, bool sha256, const uint8_t *
     return w->name && w->path ? BL_OK : nomem(err);
 }
 
+/* Names of files that are read whole, each with a limit of its own of at most BL_MANIFEST_MAX_BYTES. */
+static bool read_whole(const char *name)
+{
+    static const char *const others[] = {"config.json", "manifest.json", "model.safetensors.index.json"};
+    const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name;
+    bool known = false;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        known |= !strcmp(base, others[i]);
+    }
+    for (size_t i = 0; i < BL_COMPANIONS; i++) {
+        known |= !strcmp(base, bl_companions[i]);
+    }
+    return known;
+}
+
+static bool was_opened(const bl_checkpoint *c, const char *name)
+{
+    for (size_t i = 0; i < c->file_count; i++) {
+        if (!strcmp(c->files[i].name, name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Can a listed file not have the right digest, for a reason that is a finding of level 1 already? Hashing it would then only take
+ * time, for a hole of a terabyte hours: too large to be read, another size than the manifest's, weights that could not be opened. */
+static bool hopeless(const gatherer *g, const char *name, uint64_t size)
+{
+    const bl_manifest *m = g->c->manifest;
+    size_t n = strlen(name), tail = strlen(".safetensors");
+    if (size > BL_MANIFEST_MAX_BYTES && read_whole(name)) {
+        return true;
+    }
+    for (size_t i = 0; m && i < m->file_count; i++) {
+        if (!strcmp(m->files[i].name, name)) {
+            return m->files[i].bytes != size;
+        }
+    }
+    return g->c->kind == BL_SOURCE_HF && !strchr(name, '/') && n > tail && !strcmp(name + n - tail, ".safetensors") &&
+           !was_opened(g->c, name);
+}
+
 static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
 {
     char *path = join(g->arena, g->c->path, BL_SUMS_NAME);
@@ -95,7 +139,9 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
             bl_find(g->f, 3, file, NULL, -1, -1, "is listed in " BL_SUMS_NAME " but is not there");
             continue;
         }
-        BL_TRY(add(g, g->lines[i].name, true, g->lines[i].digest, BL_SUMS_NAME, err));
+        if (!hopeless(g, g->lines[i].name, (uint64_t)st.st_size)) {
+            BL_TRY(add(g, g->lines[i].name, true, g->lines[i].digest, BL_SUMS_NAME, err));
+        }
     }
     return BL_OK;
 }
@@ -135,7 +181,7 @@ static bool listed(const gatherer *g, const char *name)
 }
 
 /* A file that SHA256SUMS does not list. no_sha: the manifest left the hash of this payload file out on purpose. */
-static bl_status unlisted(gatherer *g, const char *name, bool sums, bl_error *err)
+static bl_status unlisted(gatherer *g, const char *name, uint64_t size, bool sums, bl_error *err)
 {
     char oid[65];
     uint8_t digest[32];
@@ -151,7 +197,7 @@ static bl_status unlisted(gatherer *g, const char *name, bool sums, bl_error *er
         }
         return BL_OK;
     }
-    if (!hub_name(g, g->c->path, name, oid)) {
+    if (hopeless(g, name, size) || !hub_name(g, g->c->path, name, oid)) {
         return BL_OK;
     }
     bl_hex_decode(digest, oid, strlen(oid));
@@ -183,7 +229,7 @@ static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
         if (packed && !*sub && there && S_ISDIR(st.st_mode) && !strncmp(name, "rank-", 5)) {
             s = walk(g, name, sums, err);
         } else if ((packed || (there && S_ISREG(st.st_mode))) && !listed(g, name)) {
-            s = unlisted(g, name, sums, err);
+            s = unlisted(g, name, there ? (uint64_t)st.st_size : 0, sums, err);
         }
     }
     closedir(d);

@@ -22,7 +22,8 @@ typedef struct bl_witnesses {
 } bl_witnesses;
 
 /* Gather what is recorded for the files of folder; missing files and files of a packed model that are not listed are found at
- * level 3. All lives in arena. */
+ * level 3. Listed files that level 1 has found unfit already are left out, so that nobody hashes a hole of a terabyte. All lives in
+ * arena. */
 bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *arena, bl_witnesses *out, bl_error *err);
 /* The record of a file by its path; NULL when there is none. */
 const bl_witness *bl_witness_of(const bl_witnesses *w, const char *path);
