@@ -169,6 +169,24 @@ def test_any_flipped_bit_is_found(baleen, made, tmp_path):
     holds(baleen("verify", bad))
 
 
+def test_random_flips_of_a_small_model(baleen, tmp_path):
+    """Other places at every run; BL_SEED repeats one."""
+    seed = int(os.environ.get("BL_SEED", random.randrange(1 << 32)))
+    print("BL_SEED =", seed)
+    rng = random.Random(seed)
+    assert baleen("synth", tmp_path / "hf", "--preset", "nano", "--seed", seed % 1000).rc == 0
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    assert baleen("convert", tmp_path / "hf", good, "--to", "packed", *rng.choice([[], ["--no-sha256"]])).rc == 0
+    shutil.copytree(good, bad)
+    small = [f for f in sorted(good.rglob("*")) if f.is_file() and f.suffix != ".safetensors"]
+    large = sorted(good.rglob("*.safetensors"))
+    assert len(small) >= 6
+    for path in small + large + rng.choices(large, k=30):
+        offset = rng.randrange(path.stat().st_size)
+        check_flip(baleen, good, bad, str(path.relative_to(good)), offset, rng.randrange(8))
+    holds(baleen("verify", bad))
+
+
 def test_flips_without_payload_hashes(baleen, tmp_path):
     assert baleen("convert", DEMO, tmp_path / "good", "--to", "packed", "--no-sha256").rc == 0
     good, bad, rng = tmp_path / "good", copy(tmp_path, tmp_path / "good"), random.Random(8)
