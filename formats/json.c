@@ -1,6 +1,8 @@
 /* Walking and converting values of a validated document. Validation is json_check.c. */
 #include "formats/json.h"
 
+#include "formats/utf8.h"
+
 #include <locale.h>
 #include <math.h>
 #include <stdlib.h>
@@ -176,34 +178,6 @@ static unsigned hex4(const char *p)
     return u;
 }
 
-/* One code point's UTF-8 bytes; surrogates become U+FFFD. */
-static size_t put_utf8(unsigned u, char out[4])
-{
-    if (u >= 0xd800 && u <= 0xdfff) {
-        u = 0xfffd;
-    }
-    if (u < 0x80) {
-        out[0] = (char)u;
-        return 1;
-    }
-    if (u < 0x800) {
-        out[0] = (char)(0xc0 | u >> 6);
-        out[1] = (char)(0x80 | (u & 0x3f));
-        return 2;
-    }
-    if (u < 0x10000) {
-        out[0] = (char)(0xe0 | u >> 12);
-        out[1] = (char)(0x80 | (u >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (u & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | u >> 18);
-    out[1] = (char)(0x80 | (u >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (u >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (u & 0x3f));
-    return 4;
-}
-
 /* The escape at *p (a backslash): its bytes in out, *p moved behind it. */
 static size_t unescape(const char **p, const char *end, char out[4])
 {
@@ -234,7 +208,7 @@ static size_t unescape(const char **p, const char *end, char out[4])
             u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
             s += 6;
         }
-        n = put_utf8(u, out);
+        n = bl_utf8_put(u >= 0xd800 && u <= 0xdfff ? 0xfffd : u, out);
         break;
     }
     default: /* " \ / */

@@ -3,6 +3,7 @@
 #include "formats/json.h"
 
 #include "formats/json_keys.h"
+#include "formats/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,32 +43,19 @@ static void skip_space(check *c)
     }
 }
 
-/* Length of the well-formed UTF-8 sequence at p (first byte >= 0x80), 0 when malformed (Unicode table 3-7).
- */
-static size_t utf8_length(const unsigned char *p, const unsigned char *end)
+/* Length of the code point at p, 0 when it is malformed. */
+static size_t utf8_length(const char *p, const char *end)
 {
-    size_t left = (size_t)(end - p);
-    unsigned a = p[0], b = left > 1 ? p[1] : 0;
-    if (a >= 0xc2 && a <= 0xdf) {
-        return (b & 0xc0) == 0x80 ? 2 : 0;
-    }
-    if (a >= 0xe0 && a <= 0xef) {
-        unsigned low = a == 0xe0 ? 0xa0 : 0x80, high = a == 0xed ? 0x9f : 0xbf;
-        return left > 2 && b >= low && b <= high && (p[2] & 0xc0) == 0x80 ? 3 : 0;
-    }
-    if (a >= 0xf0 && a <= 0xf4) {
-        unsigned low = a == 0xf0 ? 0x90 : 0x80, high = a == 0xf4 ? 0x8f : 0xbf;
-        return left > 3 && b >= low && b <= high && (p[2] & 0xc0) == 0x80 && (p[3] & 0xc0) == 0x80 ? 4 : 0;
-    }
-    return 0;
+    unsigned n;
+    return bl_utf8_step(p, (size_t)(end - p), &n, NULL) == BL_UTF8_VALID ? n : 0;
 }
 
 bool bl_text_is_clean(const char *s, size_t n)
 {
-    const unsigned char *p = (const unsigned char *)s, *end = p + n;
+    const char *p = s, *end = s + n;
     while (p < end) {
-        size_t len = *p < 0x80 ? *p >= 0x20 && *p != 0x7f : utf8_length(p, end);
-        if (len == 0) {
+        size_t len = utf8_length(p, end);
+        if (len == 0 || (unsigned char)*p < 0x20 || *p == 0x7f) {
             return false;
         }
         p += len;
@@ -158,7 +146,7 @@ static bl_status check_string(check *c, bool *escaped)
         } else if (ch < 0x20) {
             return bad(c, c->p, "control byte inside a string");
         } else {
-            size_t n = utf8_length((const unsigned char *)c->p, (const unsigned char *)c->end);
+            size_t n = utf8_length(c->p, c->end);
             if (n == 0) {
                 return bad(c, c->p, "invalid UTF-8");
             }

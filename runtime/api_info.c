@@ -1,6 +1,6 @@
 /* Answers that need no generation: health, metrics, models, tokens. */
+#include "formats/utf8.h"
 #include "runtime/api_impl.h"
-#include "runtime/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>

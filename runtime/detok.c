@@ -1,7 +1,7 @@
 /* From ids back to text, by bytes: a code point may be spread over several tokens. */
+#include "formats/utf8.h"
 #include "runtime/text.h"
 #include "runtime/tokenizer.h"
-#include "runtime/utf8.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Token id -> class: tokens whose text is the same after normalisation share a class. */
+#include "formats/utf8.h"
 #include "runtime/engram.h"
-#include "runtime/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 #include "runtime/tokenizer.h"
 
 #include "formats/file.h"
+#include "formats/utf8.h"
 #include "runtime/tokenizer_impl.h"
-#include "runtime/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* tokenizer.json into tables. The file is untrusted: whatever this tokenizer would not do exactly is refused by name. */
 #include "formats/json.h"
+#include "formats/utf8.h"
 #include "runtime/tokenizer_impl.h"
-#include "runtime/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

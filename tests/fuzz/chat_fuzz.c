@@ -1,7 +1,7 @@
 #include "tests/fuzz/fuzz.h"
 
+#include "formats/utf8.h"
 #include "runtime/chat.h"
-#include "runtime/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "formats/json.h"
+#include "formats/utf8.h"
 #include "runtime/parse.h"
-#include "runtime/utf8.h"
 #include "tests/unit/tiny_tokenizer.h"
 
 #include <stdlib.h>

@@ -86,8 +86,6 @@ def test_hang_up_frees_the_sequence(how, stream):
         m = s.idle()
         assert time.monotonic() - began < 10  # 4,000 steps take 20 s
         assert m["sglang:num_aborted_requests_total"] == 1 and m["baleen:http_hang_ups_total"] == 1
-        if how == "half" and not stream:  # who still listens is told the reason
-            assert b"the client closed" in k.recv(65536)
         k.close()
         assert s.alive()
 

@@ -1,5 +1,5 @@
+#include "formats/utf8.h"
 #include "runtime/tokenizer_impl.h"
-#include "runtime/utf8.h"
 #include "tests/unit/tiny_tokenizer.h"
 
 #include <setjmp.h>

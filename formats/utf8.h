@@ -1,6 +1,6 @@
 /* UTF-8, one code point at a time, with the error boundaries that Python's errors="replace" uses. */
-#ifndef BL_RUNTIME_UTF8_H
-#define BL_RUNTIME_UTF8_H
+#ifndef BL_FORMATS_UTF8_H
+#define BL_FORMATS_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>

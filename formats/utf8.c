@@ -1,4 +1,4 @@
-#include "runtime/utf8.h"
+#include "formats/utf8.h"
 
 #include <string.h>
 
