@@ -7,7 +7,7 @@ static size_t packed_bytes_avx2(int64_t tokens, int64_t cols)
 
 static size_t scratch_bytes_avx2(int64_t tokens, int64_t cols)
 {
-    return tokens <= GEMV_TOKENS ? bl_linear_gemv_scratch_avx2(cols) : bl_linear_gemm_scratch_avx2(tokens, cols);
+    return tokens <= GEMV_TOKENS ? bl_linear_gemv_scratch_avx2(tokens, cols) : bl_linear_gemm_scratch_avx2(tokens, cols);
 }
 
 static void pack_avx2(void *packed, const uint16_t *x, int64_t ldx, int64_t tokens, int64_t cols)

@@ -28,22 +28,15 @@ static inline const float *packed_at(const float *packed, int64_t tokens, int64_
 
 #define BL_INLINE static inline __attribute__((always_inline))
 
-/* ---- fp8 scales, as the factors that the decoder wants: float32 with (byte + bias) as its exponent field */
-enum {
-    FP8_BIAS = 0,
-    FP8_FAST_BIAS = 120, /* for scale bytes up to FP8_FAST_MAX */
-    FP8_FAST_MAX = 134
-};
-
-static inline void expand_scales(float *out, const uint8_t *scale, int64_t blocks, int bias)
+/* ---- fp8 scales, as the factors that the decoder wants: float32 with the byte as its exponent field */
+static inline void expand_scales(float *out, const uint8_t *scale, int64_t blocks)
 {
-    const __m256i vbias = _mm256_set1_epi32(bias);
     int64_t i = 0;
     for (; i + 8 <= blocks; i += 8) {
         __m256i s = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(scale + i)));
-        _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(s, vbias), 23)));
+        _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(s, 23)));
     }
-    for (; i < blocks; i++) _mm_store_ss(out + i, _mm_castsi128_ps(_mm_cvtsi32_si128((scale[i] + bias) << 23)));
+    for (; i < blocks; i++) _mm_store_ss(out + i, _mm_castsi128_ps(_mm_cvtsi32_si128(scale[i] << 23)));
 }
 
 /* ---- decoders. Each takes the odd or the even elements of a block of 32 and gives their two halves w[0], w[1]; what the calls
@@ -86,27 +79,36 @@ BL_INLINE void decode_f32(int odd, __m256 w[2], const uint8_t *codes)
 }
 
 /* e4m3 shifted to where float32 keeps exponent and mantissa is the value times 2^-120, subnormal codes included. */
-BL_INLINE void decode_fp8(int odd, int fast, __m256 w[2], const uint8_t *codes, __m256 factor)
+BL_INLINE void fp8_unscaled(int odd, __m256 w[2], const uint8_t *codes)
 {
     __m256i v = _mm256_loadu_si256((const __m256i *)codes);
     __m256i words = _mm256_and_si256(_mm256_srai_epi16(odd ? v : _mm256_slli_epi16(v, 8), 4), _mm256_set1_epi16((short)0x87f0));
     w[0] = low_words(words);
     w[1] = high_words(words);
-    for (int i = 0; i < 2; i++) {
-        /* two steps for large scales, whose 2^(120 + scale - 127) is no float32 */
-        if (!fast) w[i] = _mm256_mul_ps(w[i], _mm256_set1_ps(0x1p120f));
-        w[i] = _mm256_mul_ps(w[i], factor);
-    }
+}
+
+/* Scale bytes that x can take over from the weights: its factor 2^(byte - 7) is a float32 not below one. */
+enum { FP8_FAST_BIAS = 120, FP8_FAST_MIN = 7, FP8_FAST_MAX = 134 };
+
+/* Two steps, since 2^(120 + scale - 127) is no float32 for large scales. */
+BL_INLINE void decode_fp8(int odd, __m256 w[2], const uint8_t *codes, __m256 factor)
+{
+    fp8_unscaled(odd, w, codes);
+    for (int i = 0; i < 2; i++) w[i] = _mm256_mul_ps(_mm256_mul_ps(w[i], _mm256_set1_ps(0x1p120f)), factor);
 }
 
 /* fp4 times its scale is looked up: for each scale byte, the upper bytes of the sixteen codes' values as float32, then the
- * bytes below; the rest is zero. */
-enum { FP4_ENTRY = 32, FP4_TABLE = 256 * FP4_ENTRY };
+ * bytes below; the rest is zero. Sixteen bytes before and after may be read. */
+enum { FP4_ENTRY = 32, FP4_PAD = 16, FP4_TABLE = FP4_PAD + 256 * FP4_ENTRY + FP4_PAD };
 
-static inline void make_fp4_table(uint8_t *table)
+/* Fills memory [FP4_TABLE], returns the first entry. */
+static inline const uint8_t *make_fp4_table(void *memory)
 {
     const __m256 codes[2] = {_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), _mm256_setr_ps(-0.f, -.5f, -1, -1.5f, -2, -3, -4, -6)};
     const __m256i split = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12, 14));
+    uint8_t *table = (uint8_t *)memory + FP4_PAD;
+    _mm_storeu_si128((__m128i *)memory, _mm_setzero_si128());
+    _mm_storeu_si128((__m128i *)(table + 256 * FP4_ENTRY), _mm_setzero_si128());
     for (int s = 0; s < 256; s++) {
         __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(s ? s << 23 : 1 << 22));
         __m256i a = _mm256_srli_epi32(_mm256_castps_si256(_mm256_mul_ps(codes[0], scale)), 16);
@@ -115,6 +117,13 @@ static inline void make_fp4_table(uint8_t *table)
         __m256i bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(words, split), 0xd8);
         _mm256_storeu_si256((__m256i *)(table + s * FP4_ENTRY), bytes);
     }
+    return table;
+}
+
+/* The low 128 bits of one load, the high of another: cheaper than to insert half a register. */
+BL_INLINE __m256i halves_of(const uint8_t *low, const uint8_t *high)
+{
+    return _mm256_blend_epi32(_mm256_loadu_si256((const __m256i *)low), _mm256_loadu_si256((const __m256i *)high), 0xf0);
 }
 
 /* The entries of two rows. */
@@ -125,7 +134,13 @@ typedef struct fp4_pair {
 BL_INLINE fp4_pair fp4_entries(const uint8_t *table, uint8_t a, uint8_t b)
 {
     const uint8_t *p = table + (size_t)a * FP4_ENTRY, *q = table + (size_t)b * FP4_ENTRY;
-    return (fp4_pair){load_two(p, q), load_two(p + 16, q + 16)};
+    return (fp4_pair){halves_of(p, q - 16), halves_of(p + 16, q)};
+}
+
+BL_INLINE __m256i fp4_codes(const uint8_t *a, const uint8_t *b)
+{
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)a));
+    return _mm256_blend_epi32(low, _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)b)), 0xf0);
 }
 
 /* Two rows at once, row a in the low and row b in the high 128 bits of v: words[0] is lanes 0..7, words[1] lanes 8..15 of both,
@@ -164,7 +179,7 @@ static inline __m256 tree_pairs(const __m256 half0[4], const __m256 half1[4])
 
 /* 1..GEMV_TOKENS tokens: each code is decoded in registers and used at once. */
 enum { GEMV_TOKENS = 3 };
-size_t bl_linear_gemv_scratch_avx2(int64_t cols);
+size_t bl_linear_gemv_scratch_avx2(int64_t tokens, int64_t cols);
 void bl_linear_gemv_avx2(float *y, int64_t ldy, const float *packed, int64_t tokens, const bl_matrix *w, int64_t row0, int64_t row1,
                          float *scratch);
 /* Any number of tokens: rows are decoded a chunk at a time into scratch. */

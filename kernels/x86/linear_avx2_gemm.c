@@ -16,7 +16,7 @@ enum {
 /* Scratch: panel [half][block][odd, even][row][lane], lanes [half][token][row][lane], factors of fp8, table of fp4. */
 typedef struct workspace {
     float *panel, *lanes, *factor;
-    uint8_t *table;
+    const uint8_t *table;
 } workspace;
 
 static workspace layout(float *scratch)
@@ -24,7 +24,6 @@ static workspace layout(float *scratch)
     workspace s = {.panel = scratch};
     s.lanes = s.panel + ROWS * CHUNK;
     s.factor = s.lanes + 2 * TOKENS * ROWS * VEC;
-    s.table = (uint8_t *)(s.factor + CHUNK / BL_BLOCK);
     return s;
 }
 
@@ -49,7 +48,7 @@ BL_INLINE void panel_row(bl_weight_kind kind, float *panel, int64_t blocks, int 
             __m256 w[2];
             if (kind == BL_W_BF16) decode_bf16(odd, w, codes + b * 64);
             if (kind == BL_W_F32) decode_f32(odd, w, codes + b * 128);
-            if (kind == BL_W_FP8) decode_fp8(odd, 0, w, codes + b * 32, _mm256_broadcast_ss(factor + b));
+            if (kind == BL_W_FP8) decode_fp8(odd, w, codes + b * 32, _mm256_broadcast_ss(factor + b));
             store(panel + b * STEP, blocks * STEP, odd, r, w);
         }
 }
@@ -59,7 +58,7 @@ static void panel_fp4(float *panel, int64_t blocks, int r, const uint8_t *const 
 {
     for (int64_t b = 0; b < blocks; b++) {
         const fp4_pair entries = fp4_entries(table, scale[0][b], scale[1][b]);
-        const __m256i v = load_two(codes[0] + b * 16, codes[1] + b * 16);
+        const __m256i v = fp4_codes(codes[0] + b * 16, codes[1] + b * 16);
         for (int odd = 0; odd < 2; odd++) {
             __m256i words[2];
             decode_fp4(odd, words, v, entries);
@@ -86,7 +85,7 @@ static void fill_panel(const workspace *s, const bl_matrix *w, int64_t row, int6
             if (w->kind == BL_W_BF16) panel_row(BL_W_BF16, s->panel, blocks, r + i, codes[i], NULL);
             if (w->kind == BL_W_F32) panel_row(BL_W_F32, s->panel, blocks, r + i, codes[i], NULL);
             if (w->kind == BL_W_FP8) {
-                expand_scales(s->factor, scale[i], blocks, FP8_BIAS);
+                expand_scales(s->factor, scale[i], blocks);
                 panel_row(BL_W_FP8, s->panel, blocks, r + i, codes[i], s->factor);
             }
         }
@@ -159,8 +158,8 @@ static void reduce(float *y, int64_t ldy, const float *lanes, int64_t tokens, in
 void bl_linear_gemm_avx2(float *y, int64_t ldy, const float *packed, int64_t tokens, const bl_matrix *w, int64_t row0, int64_t row1,
                          float *scratch)
 {
-    const workspace s = layout(scratch);
-    if (w->kind == BL_W_FP4) make_fp4_table(s.table);
+    workspace s = layout(scratch);
+    if (w->kind == BL_W_FP4) s.table = make_fp4_table(s.factor + CHUNK / BL_BLOCK);
     for (int64_t t0 = 0; t0 < tokens; t0 += TOKENS) {
         int64_t T = tokens - t0 < TOKENS ? tokens - t0 : TOKENS;
         for (int64_t r = row0; r < row1; r += ROWS) {

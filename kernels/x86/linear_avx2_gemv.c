@@ -1,28 +1,29 @@
-/* Few tokens: bound by reading the weights, so every code is decoded in registers and used for all tokens at once. Rows are
- * taken in groups that share the loads of x; the group after is prefetched, since rows are shorter than a hardware prefetcher
- * needs to run ahead. */
+/* Few tokens: bound by reading the weights, so every code is decoded in registers and used for all tokens at once. The rows of a
+ * group are far apart: each is where a long sequential stream has got to, which hardware prefetchers follow better than many
+ * short ones. */
 #include "kernels/x86/linear_avx2.h"
 
-/* Up to four rows: where their codes and scales begin. Rows past the end repeat the last one. */
+#include <float.h>
+
+/* Where the codes of up to four rows begin. */
 typedef struct row_group {
     const uint8_t *codes[4];
-    const uint8_t *scale[4];
-    int64_t bytes; /* of all rows' codes */
+    const uint8_t *scale[4]; /* fp4 only */
 } row_group;
 
-enum { LINE = 64 };
+enum { LINE = 64, AHEAD = 1024 };
 
-BL_INLINE void prefetch(const row_group *g, int64_t at, int64_t bytes)
+/* Decoding takes so many instructions that no processor looks far ahead by itself. */
+BL_INLINE void prefetch(int R, const row_group *g, int64_t at)
 {
-    for (int64_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)g->codes[0] + g->bytes + at + i, _MM_HINT_T0);
+    for (int r = 0; r < R && at % LINE == 0; r++) _mm_prefetch((const char *)g->codes[r] + at + AHEAD, _MM_HINT_T0);
 }
 
-BL_INLINE void decode(bl_weight_kind kind, int odd, __m256 w[2], const row_group *g, int r, int64_t b,
-                      const float *factor)
+BL_INLINE void decode(bl_weight_kind kind, int odd, __m256 w[2], const uint8_t *codes, int64_t b)
 {
-    if (kind == BL_W_BF16) decode_bf16(odd, w, g->codes[r] + b * 64);
-    if (kind == BL_W_F32) decode_f32(odd, w, g->codes[r] + b * 128);
-    if (kind == BL_W_FP8) decode_fp8(odd, 1, w, g->codes[r] + b * 32, _mm256_broadcast_ss(factor + b));
+    if (kind == BL_W_BF16) decode_bf16(odd, w, codes + b * 64);
+    if (kind == BL_W_F32) decode_f32(odd, w, codes + b * 128);
+    if (kind == BL_W_FP8) fp8_unscaled(odd, w, codes + b * 32);
 }
 
 /* Where the tokens' blocks of a chunk are: half 1 at x[t] + half. */
@@ -33,16 +34,14 @@ typedef struct chunk_x {
 
 /* acc[t][r][half] of one chunk, for the kinds that decode a row at a time. Every pair of weight vectors is used before the next
  * is decoded: the accumulators need the registers. */
-BL_INLINE void chunk_rows(bl_weight_kind kind, int T, int R, __m256 acc[][4][2], const chunk_x *c, const row_group *g,
-                          const float *factor)
+BL_INLINE void chunk_rows(bl_weight_kind kind, int T, int R, __m256 acc[][4][2], const chunk_x *c, const row_group *g)
 {
-    const int64_t bytes = R * (kind == BL_W_FP8 ? 32 : kind == BL_W_BF16 ? 64 : 128);
     for (int64_t i = 0; i < c->blocks; i++) {
-        prefetch(g, (c->first + i) * bytes, bytes);
+        if (kind == BL_W_FP8) prefetch(R, g, (c->first + i) * 32);
         for (int r = 0; r < R; r++)
             for (int even = 0; even < 2; even++) {
                 __m256 w[2];
-                decode(kind, !even, w, g, r, c->first + i, factor);
+                decode(kind, !even, w, g->codes[r], c->first + i);
                 for (int t = 0; t < T; t++)
                     for (int h = 0; h < 2; h++)
                         acc[t][r][h] = _mm256_fmadd_ps(_mm256_load_ps(c->x[t] + h * c->half + i * 16 + even * 8), w[h], acc[t][r][h]);
@@ -55,9 +54,9 @@ BL_INLINE void chunk_pair(int T, __m256 acc[][4], const chunk_x *c, const row_gr
 {
     for (int64_t i = 0; i < c->blocks; i++) {
         const int64_t b = c->first + i;
-        prefetch(g, b * 32, 32);
+        prefetch(2, g, b * 16);
         const fp4_pair entries = fp4_entries(table, g->scale[0][b], g->scale[1][b]);
-        const __m256i v = load_two(g->codes[0] + b * 16, g->codes[1] + b * 16);
+        const __m256i v = fp4_codes(g->codes[0] + b * 16, g->codes[1] + b * 16);
         for (int even = 0; even < 2; even++) {
             __m256i words[2];
             decode_fp4(!even, words, v, entries);
@@ -78,9 +77,9 @@ static inline int place(int r)
     return r % 2 * 4 + r / 2;
 }
 
-/* out[t]: the products of the group's rows, row r at place(r). aux: the expanded scales of fp8, the table of fp4. */
+/* out[t]: the products of the group's rows, row r at place(r). table: of fp4. */
 BL_INLINE void group(bl_weight_kind kind, int T, int R, float out[][8], const float *packed, int64_t cols, const row_group *g,
-                     const void *aux)
+                     const uint8_t *table)
 {
     __m256 single[GEMV_TOKENS][4][2], pair[GEMV_TOKENS][4];
     for (int t = 0; t < T; t++)
@@ -89,8 +88,8 @@ BL_INLINE void group(bl_weight_kind kind, int T, int R, float out[][8], const fl
         const int64_t n = chunk_cols(cols, k);
         chunk_x c = {.half = T * n / 2, .first = k / BL_BLOCK, .blocks = n / BL_BLOCK};
         for (int t = 0; t < T; t++) c.x[t] = packed_at(packed, T, cols, k, 0, t);
-        if (kind == BL_W_FP4) chunk_pair(T, pair, &c, g, aux);
-        else chunk_rows(kind, T, R, single, &c, g, aux);
+        if (kind == BL_W_FP4) chunk_pair(T, pair, &c, g, table);
+        else chunk_rows(kind, T, R, single, &c, g);
     }
     for (int t = 0; t < T; t++) {
         __m256 half0[4], half1[4];
@@ -103,61 +102,73 @@ BL_INLINE void group(bl_weight_kind kind, int T, int R, float out[][8], const fl
     }
 }
 
-/* Rows row0..row1, of which an fp8 matrix has the same scales in all. */
-BL_INLINE void all_groups(bl_weight_kind kind, int T, int R, float *y, int64_t ldy, const float *packed, const bl_matrix *w,
-                          int64_t row0, int64_t row1, const void *aux)
+/* Rows row0..row1, in R streams. */
+BL_INLINE void all_rows(bl_weight_kind kind, int T, int R, float *y, int64_t ldy, const float *packed, const bl_matrix *w,
+                        int64_t row0, int64_t row1, const uint8_t *table)
 {
-    row_group g = {.bytes = R * bl_matrix_row_bytes(w)};
-    for (int64_t r = row0; r < row1; r += R) {
-        int64_t n = row1 - r < R ? row1 - r : R;
-        for (int i = 0; i < R; i++) {
-            int64_t row = r + (i < n ? i : n - 1);
+    const int64_t rows = row1 - row0, stream = (rows + R - 1) / R;
+    for (int64_t r = 0; r < stream; r++) {
+        row_group g;
+        for (int i = 0; i < R; i++) { /* the last streams may have fewer rows, and repeat one */
+            const int64_t row = row0 + (r + i * stream < rows ? r + i * stream : r);
             g.codes[i] = bl_matrix_row(w, row);
             g.scale[i] = bl_matrix_scale(w, row);
         }
         float out[GEMV_TOKENS][8];
-        group(kind, T, R, out, packed, w->cols, &g, aux);
+        group(kind, T, R, out, packed, w->cols, &g, table);
         for (int t = 0; t < T; t++)
-            for (int i = 0; i < n; i++) y[t * ldy + (r - row0) + i] = out[t][place(i)];
+            for (int i = 0; i < R && r + i * stream < rows; i++) y[t * ldy + r + i * stream] = out[t][place(i)];
     }
 }
 
 BL_INLINE void all_tokens(bl_weight_kind kind, float *y, int64_t ldy, const float *packed, int64_t tokens, const bl_matrix *w,
-                       int64_t row0, int64_t row1, const void *aux)
+                       int64_t row0, int64_t row1, const uint8_t *table)
 {
     /* as many rows as leave accumulators, x and decoded weights in sixteen registers */
-    if (tokens == 1) all_groups(kind, 1, kind == BL_W_FP4 ? 2 : 4, y, ldy, packed, w, row0, row1, aux);
-    else if (tokens == 2) all_groups(kind, 2, 2, y, ldy, packed, w, row0, row1, aux);
-    else all_groups(kind, 3, 2, y, ldy, packed, w, row0, row1, aux);
+    if (tokens == 1) all_rows(kind, 1, kind == BL_W_FP4 ? 2 : 4, y, ldy, packed, w, row0, row1, table);
+    else if (tokens == 2) all_rows(kind, 2, 2, y, ldy, packed, w, row0, row1, table);
+    else all_rows(kind, 3, 2, y, ldy, packed, w, row0, row1, table);
 }
 
-static int fast_scales(const uint8_t *scale, int64_t n)
+/* out: packed with each block times 2^(its scale - 7), for weights that are decoded without their scale as value times 2^-120.
+ * Where every product stays finite and no operand loses bits (checked here) the multiply-adds see the same exact products.
+ * Returns 0 where that does not hold. */
+static int scaled_x(float *out, const float *packed, int64_t tokens, int64_t cols, const uint8_t *scale)
 {
-    unsigned most = 0;
-    for (int64_t i = 0; i < n; i++) most = scale[i] > most ? scale[i] : most;
-    return most <= FP8_FAST_MAX;
+    const __m256 sign = _mm256_set1_ps(-0.f);
+    __m256 most = _mm256_setzero_ps();
+    for (int64_t k = 0; k < cols; k += CHUNK)
+        for (int64_t part = 0, blocks = chunk_cols(cols, k) / BL_BLOCK; part < 2 * tokens; part++)
+            for (int64_t b = 0; b < blocks; b++, packed += 16, out += 16) {
+                const unsigned s = scale[k / BL_BLOCK + b];
+                if (s < FP8_FAST_MIN || s > FP8_FAST_MAX) return 0;
+                const __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((int)(s + FP8_FAST_BIAS) << 23));
+                for (int i = 0; i < 16; i += 8) {
+                    const __m256 v = _mm256_mul_ps(_mm256_load_ps(packed + i), factor);
+                    most = _mm256_max_ps(_mm256_andnot_ps(sign, v), most);
+                    _mm256_store_ps(out + i, v);
+                }
+            }
+    return _mm256_movemask_ps(_mm256_cmp_ps(most, _mm256_set1_ps(FLT_MAX), _CMP_GT_OQ)) == 0;
 }
 
 static void fp8_rows(float *y, int64_t ldy, const float *packed, int64_t tokens, const bl_matrix *w, int64_t row0, int64_t row1,
                      float *scratch)
 {
     for (int64_t r = row0, end; r < row1; r = end) {
-        const uint8_t *scale = bl_matrix_scale(w, r);
         end = (r / BL_SCALE_ROWS + 1) * BL_SCALE_ROWS;
         if (end > row1) end = row1;
-        if (fast_scales(scale, w->cols / BL_BLOCK)) {
-            expand_scales(scratch, scale, w->cols / BL_BLOCK, FP8_FAST_BIAS);
-            all_tokens(BL_W_FP8, y + (r - row0), ldy, packed, tokens, w, r, end, scratch);
-        } else {
+        if (scaled_x(scratch, packed, tokens, w->cols, bl_matrix_scale(w, r)))
+            all_tokens(BL_W_FP8, y + (r - row0), ldy, scratch, tokens, w, r, end, NULL);
+        else
             bl_linear_gemm_avx2(y + (r - row0), ldy, packed, tokens, w, r, end, scratch);
-        }
     }
 }
 
-size_t bl_linear_gemv_scratch_avx2(int64_t cols)
+size_t bl_linear_gemv_scratch_avx2(int64_t tokens, int64_t cols)
 {
-    size_t factors = (size_t)(cols / BL_BLOCK) * sizeof(float), other = bl_linear_gemm_scratch_avx2(GEMV_TOKENS, cols);
-    return factors > other ? factors : other; /* the latter has room for the table of fp4 */
+    size_t scaled = (size_t)(tokens * cols) * sizeof(float), other = bl_linear_gemm_scratch_avx2(tokens, cols);
+    return scaled > other ? scaled : other; /* the latter has room for the table of fp4 */
 }
 
 void bl_linear_gemv_avx2(float *y, int64_t ldy, const float *packed, int64_t tokens, const bl_matrix *w, int64_t row0, int64_t row1,
@@ -167,8 +178,7 @@ void bl_linear_gemv_avx2(float *y, int64_t ldy, const float *packed, int64_t tok
     case BL_W_BF16: all_tokens(BL_W_BF16, y, ldy, packed, tokens, w, row0, row1, NULL); return;
     case BL_W_FP8: fp8_rows(y, ldy, packed, tokens, w, row0, row1, scratch); return;
     case BL_W_FP4:
-        make_fp4_table((uint8_t *)scratch);
-        all_tokens(BL_W_FP4, y, ldy, packed, tokens, w, row0, row1, scratch);
+        all_tokens(BL_W_FP4, y, ldy, packed, tokens, w, row0, row1, make_fp4_table(scratch));
         return;
     case BL_W_F32: all_tokens(BL_W_F32, y, ldy, packed, tokens, w, row0, row1, NULL);
     }

@@ -1,7 +1,10 @@
 /* Linear products on the pool: activations packed once, weight rows dealt in tiles. */
 #include "runtime/cpu/cpu.h"
 
-enum { TILE_BYTES = 128 << 10 }; /* of weights, for few tokens: long enough to stream, short enough to balance */
+enum {
+    TILE_BYTES = 512 << 10, /* of weights, for few tokens: long enough to stream, short enough to balance */
+    SCALE_ROWS = 32         /* rows of fp8 that share their scales, and what a kernel prepares from them */
+};
 
 static int64_t min64(int64_t a, int64_t b)
 {
@@ -98,6 +101,7 @@ int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int6
 {
     int64_t tile = tokens <= CPU_FEW ? min64(TILE_BYTES / row_bytes(w) + 1, CPU_TILE_MAX) : CPU_TILE;
     tile = min64(tile, rows / (4 * c->threads));
+    if (w->kind == BL_W_FP8 && multiple < SCALE_ROWS) multiple = SCALE_ROWS;
     tile = (tile + multiple - 1) / multiple * multiple;
     return tile ? tile : multiple;
 }
