@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Room beside the payload: config, tokenizer, index, manifests. */
 #define SMALL_FILES ((uint64_t)64 << 20)
@@ -42,17 +43,39 @@ static bl_status choose_layers(bl_job *j, const bool **out, bl_error *err)
     return BL_OK;
 }
 
-static bl_status make_plan(bl_job *j, bl_error *err)
+/* The hints asked for, or what a cast kept in the source's folder. */
+static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
+{
+    const char *path = j->o->scale_hints;
+    char kept[4096];
+    if (!path && !j->o->no_hints) {
+        int n = snprintf(kept, sizeof kept, "%s/%s", j->source->path, BL_HINTS_NAME);
+        path = n > 0 && (size_t)n < sizeof kept && access(kept, F_OK) == 0 ? kept : NULL;
+    }
+    if (!path || j->plan.action_count[BL_ACT_ENCODE] == 0) {
+        return BL_OK;
+    }
+    report->hinted = true;
+    BL_TRY(bl_hints_open(&j->hints, path, err));
+    return bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err);
+}
+
+static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
 {
     bl_plan_options po = {.target = j->o->target, .drop = j->o->drop, .shard_size = j->o->shard_size};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
     BL_TRY(choose_layers(j, &po.layers, err));
+    if (po.target == BL_TO_RELEASED) {
+        BL_TRY(bl_config_restore(j->source, &j->arena, &j->restored, err));
+        po.drop |= j->restored.absent;
+    }
     BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
     BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
     BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
-    return bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err);
+    BL_TRY(bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err));
+    return po.target == BL_TO_RELEASED ? open_hints(j, report, err) : BL_OK;
 }
 
 static bl_status check_space(const bl_job *j, const char *dst, bl_error *err)
@@ -81,13 +104,29 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
     return path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-static bl_status write_folder(bl_job *j, const char *dst, bl_error *err)
+static bl_status open_encoder(bl_job *j, bl_error *err)
+{
+    bl_encoder *e;
+    bl_encode_options o = {
+        .ties = j->o->fp4_ties, .canonical_zero = j->o->canonical_zero, .hints = j->hints, .cpu = j->o->cpu};
+    BL_TRY(bl_encoder_create(&e, &j->plan, &j->producer.values, &o, j->folder, err));
+    bl_producer_encode(&j->producer, e);
+    return BL_OK;
+}
+
+static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
 {
     BL_TRY(bl_folder_begin(dst, &j->folder, err));
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
                                    j->plan.target == BL_TO_PACKED && !j->o->no_digests, j->o->cpu, &j->arena, err);
+    if (s == BL_OK && j->plan.action_count[BL_ACT_ENCODE]) {
+        s = open_encoder(j, err);
+    }
     if (s == BL_OK) {
         s = fill_folder(j, err);
+    }
+    if (j->producer.encoder) {
+        bl_encoder_stats(j->producer.encoder, report->encoded);
     }
     bl_producer_close(&j->producer);
     if (s == BL_OK && j->o->cancelled && j->o->cancelled()) {
@@ -121,7 +160,7 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     *report = (bl_convert_report){0};
     BL_TRY(bl_checkpoint_open(&j.source, src, NULL, err));
     pthread_mutex_init(&j.lock, NULL);
-    bl_status s = make_plan(&j, err);
+    bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {
         fill_report(&j, report);
         s = bl_folder_check(dst, err);
@@ -130,8 +169,9 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
         s = check_space(&j, dst, err);
     }
     if (s == BL_OK && !o->dry_run) {
-        s = write_folder(&j, dst, err);
+        s = write_folder(&j, dst, report, err);
     }
+    bl_hints_close(&j.hints);
     pthread_mutex_destroy(&j.lock);
     free(j.sums);
     bl_checkpoint_close(&j.source);

@@ -2,14 +2,20 @@
 #ifndef BL_CONVERT_CONVERT_H
 #define BL_CONVERT_CONVERT_H
 
+#include "convert/encode.h"
 #include "convert/plan.h"
 
 typedef struct bl_convert_options {
     bl_target target;
     unsigned drop;       /* BL_DROP_ bits */
-    uint64_t shard_size; /* BL_TO_BF16: most bytes of tensors in one file */
+    uint64_t shard_size; /* HF checkpoints: most bytes of tensors in one file */
     const int *layers;   /* [layer_count] backbone layers to keep; layer_count 0 = all */
     size_t layer_count;
+    /* BL_TO_RELEASED */
+    const char *scale_hints; /* bl_hints_open; NULL: what the source itself kept, if it did */
+    bool no_hints;           /* not even that */
+    bl_fp4_ties fp4_ties;
+    bool canonical_zero; /* bl_encode_options */
     int jobs;          /* threads; <= 0 = chosen */
     unsigned cpu;      /* kernel capability mask */
     bool no_sha256;    /* leave SHA-256 of the payload files out; small files keep theirs */
@@ -27,6 +33,9 @@ typedef struct bl_convert_report {
     size_t source_tensors, tensors, files;
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
+    bl_encode_stats encoded[BL_ENCODE_CLASSES];
+    bool hinted;         /* scale hints were used */
+    size_t hinted_count; /* of how many weights */
     double seconds;
 } bl_convert_report;
 

@@ -42,19 +42,23 @@ static bl_status copy_file(bl_job *j, const char *name, bool *found, bl_error *e
 bl_status bl_job_extras(bl_job *j, bl_error *err)
 {
     const bl_config *c = &j->source->config;
-    const char *config = source_path(j, "config.json");
+    bool released = j->plan.target == BL_TO_RELEASED;
+    const char *config = released ? j->restored.path : source_path(j, "config.json");
     char *text;
     size_t n;
     bool found = false;
     if (!config) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     }
-    BL_TRY(bl_config_rewrite(c, config, &j->plan, &text, &n, err));
+    BL_TRY(bl_config_rewrite(released ? &j->restored.config : c, config, &j->plan, &text, &n, err));
     bl_status s = bl_job_small_file(j, "config.json", text, n, err);
     free(text);
     BL_TRY(s);
     /* The original is the one the source itself kept, if it was converted before. */
     for (size_t i = 0; i < BL_COMPANIONS; i++) {
+        if (released && !strcmp(bl_companions[i], "config.source.json")) {
+            continue; /* it is config.json now */
+        }
         BL_TRY(copy_file(j, bl_companions[i], &found, err));
         if (!found && !strcmp(bl_companions[i], "config.source.json")) {
             BL_TRY(bl_job_small_file(j, bl_companions[i], c->text, c->text_bytes, err));

@@ -79,6 +79,9 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     bl_job *j = arg;
     BL_TRY(open_file(j, t->lane, err));
     BL_TRY(bl_produce(&j->producer, t, err));
+    if (bl_produce_waits(&j->producer, t)) {
+        return BL_OK; /* written in order */
+    }
     return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
 }
 
@@ -102,6 +105,10 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
 {
     bl_job *j = arg;
     bl_job_file *f = &j->files[t->lane];
+    if (bl_produce_waits(&j->producer, t)) {
+        BL_TRY(bl_produce_late(&j->producer, t, err));
+        BL_TRY(bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err));
+    }
     if (f->chunker && !j->o->no_digests) {
         digest_chunks(j, t);
     }

@@ -4,6 +4,7 @@
 
 #include "convert/convert.h"
 #include "convert/produce.h"
+#include "convert/restore.h"
 #include "convert/writer.h"
 #include "verify/sha256.h"
 
@@ -19,6 +20,8 @@ typedef struct bl_job {
     const bl_convert_options *o;
     bl_checkpoint *source;
     bl_binding binding;
+    bl_restored restored; /* BL_TO_RELEASED */
+    bl_hints *hints;      /* NULL = none */
     bl_plan plan;
     bl_producer producer;
     char *folder;      /* the temporary output folder */

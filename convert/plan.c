@@ -12,7 +12,7 @@ bl_status bl_plan_nomem(const bl_planner *p, bl_error *err)
 
 const char *bl_action_name(bl_action a)
 {
-    static const char *const names[] = {"none", "copy", "cast", "consume", "stack", "unstack", "drop"};
+    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "drop"};
     return a < BL_ACTIONS ? names[a] : "none";
 }
 
@@ -58,9 +58,42 @@ static bl_status plan_packed(bl_planner *p, bl_plan_source s, bl_error *err)
     return expert ? bl_plan_stacked(p, s, err) : bl_plan_single(p, s, false, err);
 }
 
+/* The form in which the release has a weight; 0 when it is BF16 or F32 there too, or already has a form of its own. */
+static bl_form released_form(const bl_weight *w)
+{
+    if (w->form != BL_FORM_BF16) {
+        return 0;
+    }
+    return w->slot->kind == BL_SLOT_DENSE ? BL_FORM_FP8 : w->slot->kind == BL_SLOT_EXPERT ? BL_FORM_FP4 : 0;
+}
+
+static bl_status plan_released(bl_planner *p, bl_plan_source s, bl_error *err)
+{
+    bl_form form = released_form(s.w);
+    bool stacked = s.w->tensor->ndim > s.w->slot->ndim;
+    bl_action a = form ? BL_ACT_ENCODE : stacked ? BL_ACT_UNSTACK : BL_ACT_COPY;
+    act_all(p, s, a, a);
+    p->out->fp8 += (form ? form : s.w->form) == BL_FORM_FP8;
+    p->out->fp4 += (form ? form : s.w->form) == BL_FORM_FP4;
+    return form ? bl_plan_encoded(p, s, form, err) : bl_plan_single(p, s, false, err);
+}
+
+static bl_status plan_weight(bl_planner *p, bl_plan_source s, bl_error *err)
+{
+    switch (p->o->target) {
+    case BL_TO_BF16:
+        return plan_bf16(p, s, err);
+    case BL_TO_RELEASED:
+        return plan_released(p, s, err);
+    case BL_TO_PACKED:
+        break;
+    }
+    return plan_packed(p, s, err);
+}
+
 static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *err)
 {
-    bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4;
+    bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4 || (p->o->target == BL_TO_RELEASED && released_form(w));
     if ((codes && bl_weight_cols(w) > BL_VALUE_MAX_COLS) ||
         (w->form == BL_FORM_TABLE && bl_weight_row_bytes(w) > BL_STREAM_TILE)) {
         return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu elements are too wide, the most is %d",
@@ -78,7 +111,7 @@ static bl_status plan_tensors(bl_planner *p, bl_error *err)
             continue;
         }
         BL_TRY(check_width(p, s.w, err));
-        BL_TRY(p->o->target == BL_TO_BF16 ? plan_bf16(p, s, err) : plan_packed(p, s, err));
+        BL_TRY(plan_weight(p, s, err));
     }
     for (size_t i = 0; i < p->c->tensor_count; i++) {
         if (p->actions[i] == BL_ACT_NONE) {

@@ -7,13 +7,14 @@
 
 typedef enum bl_target {
     BL_TO_BF16 = 1, /* HF checkpoint: fp8 and fp4 weights cast to BF16, Engram tables as they are */
-    BL_TO_PACKED    /* packed model of one rank: codes as they are, experts stacked */
+    BL_TO_PACKED,   /* packed model of one rank: codes as they are, experts stacked */
+    BL_TO_RELEASED  /* HF checkpoint: BF16 weights encoded to fp8 and fp4 where the release has these, codes as they are */
 } bl_target;
 
 typedef struct bl_plan_options {
     bl_target target;
     unsigned drop;       /* BL_DROP_ bits */
-    uint64_t shard_size; /* BL_TO_BF16: most bytes of tensors in a file; a larger tensor gets a file of its own */
+    uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
 } bl_plan_options;
 
@@ -22,6 +23,7 @@ typedef enum bl_action {
     BL_ACT_NONE = 0,
     BL_ACT_COPY,    /* bytes as they are, same name */
     BL_ACT_CAST,    /* decoded to BF16, same name */
+    BL_ACT_ENCODE,  /* BF16 to codes of the same name and a scale */
     BL_ACT_CONSUME, /* a scale that a cast uses up */
     BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
     BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
@@ -46,6 +48,7 @@ typedef struct bl_plan_tensor {
     size_t member_count;
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
+    bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of BF16 values, codes or (scale) what goes with them; 0 = not encoded */
     bool stacked; /* members are the experts 0.. of one layer */
 } bl_plan_tensor;
 
@@ -66,18 +69,22 @@ typedef struct bl_plan {
     bl_plan_tensor *tensors;
     size_t tensor_count;
     size_t sum_count;
+    size_t fp8, fp4; /* BL_TO_RELEASED: weights (tables aside) that come out in these forms */
     uint64_t tensor_bytes, file_bytes;
     const bl_action *actions; /* [tensor_count of the source] */
     size_t action_count[BL_ACTIONS];
 } bl_plan;
 
 /* Plan the conversion of c, whose binding is b. All lives in arena and borrows from c and b. Refusals (BL_E_INPUT unless said):
- * a layer selection without any layer (BL_E_USAGE), experts of one layer in different forms (packed), rows too wide to cast. */
+ * a layer selection without any layer (BL_E_USAGE), experts of one layer in different forms (packed), rows too wide to cast or
+ * encode. */
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);
 
 /* Member i of t as the source has it. */
 bl_view bl_plan_view(const bl_plan_tensor *t, size_t i);
+/* The same in the form that comes out: only its w has a meaning. */
+bl_view bl_plan_made(const bl_plan_tensor *t, size_t i);
 /* Bytes of member i of t in the output. */
 uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i);
 /* At which multiples of bytes a member may be cut so that no value-digest unit and no row is split. */

@@ -24,7 +24,9 @@ typedef struct bl_plan_source {
 
 /* Add the output tensors of a weight: its codes, or their cast to BF16, and its scale unless the cast uses it up. */
 bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *err);
-/* The same for an expert in a stacked tensor. Experts come in model order. */
+/* Add the codes that a BF16 weight is encoded to, and their scale behind them. */
+bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_error *err);
+/* As bl_plan_single, for an expert in a stacked tensor. Experts come in model order. */
 bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, bl_error *err);
 
 /* Deal the output tensors to files and lay those out. */

@@ -26,7 +26,8 @@ static size_t deal_shards(bl_planner *p)
     for (size_t i = 0; i < p->out->tensor_count; i++) {
         bl_plan_tensor *t = &p->out->tensors[i];
         uint64_t n = bytes_of(t);
-        if (filled && filled + n > p->o->shard_size) {
+        bool bound = t->encode && t->scale; /* made with the tensor before it */
+        if (filled && filled + n > p->o->shard_size && !bound) {
             shard++;
             filled = 0;
         }
@@ -81,7 +82,7 @@ static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t 
     char name[64];
     const bl_weight *w = first->members[0].pieces;
     int layers = p->c->config.num_hidden_layers;
-    if (p->o->target == BL_TO_BF16) {
+    if (p->o->target != BL_TO_PACKED) {
         snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, p->out->file_count);
     } else if (w->form == BL_FORM_TABLE) {
         snprintf(name, sizeof name, "rank-0000/engram-%02d.safetensors", w->slot->layer);
@@ -97,13 +98,30 @@ static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t 
 
 /* ---- places */
 
+/* Wide elements first, so that all are aligned; else in the order of planning, where a scale follows its codes: the offset holds
+ * it until the layout is made. */
+static int by_width(const void *a, const void *b)
+{
+    const bl_plan_tensor *s = a, *t = b;
+    unsigned m = bl_dtype_bits(s->tensor.dtype), n = bl_dtype_bits(t->tensor.dtype);
+    return m != n ? (m > n ? -1 : 1) : s->tensor.offset < t->tensor.offset ? -1 : s->tensor.offset > t->tensor.offset;
+}
+
 static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors, bl_tensor *scratch, bl_error *err)
 {
     uint32_t align = tensors[0].members[0].pieces->form == BL_FORM_TABLE && p->o->target == BL_TO_PACKED ? ENGRAM_ALIGN : PACKED_ALIGN;
+    bool encodes = p->o->target == BL_TO_RELEASED;
+    for (size_t i = 0; encodes && i < f->count; i++) {
+        tensors[i].tensor.offset = i;
+    }
+    if (encodes) {
+        qsort(tensors, f->count, sizeof *tensors, by_width);
+    }
     for (size_t i = 0; i < f->count; i++) {
         scratch[i] = tensors[i].tensor;
     }
-    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, 0, p->arena, &f->header, &f->header_bytes, &f->file_bytes, err));
+    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, encodes, p->arena, &f->header, &f->header_bytes, &f->file_bytes,
+                        err));
     for (size_t i = 0; i < f->count; i++) {
         if (scratch[i].nbytes != bytes_of(&tensors[i])) {
             return bl_fail(err, BL_E_INTERNAL, f->name, scratch[i].name, -1, "planned bytes and shape disagree");
@@ -120,7 +138,7 @@ static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors
 bl_status bl_plan_files(bl_planner *p, bl_error *err)
 {
     bl_plan *out = p->out;
-    out->file_count = p->o->target == BL_TO_BF16 ? deal_shards(p) : deal_packed(p);
+    out->file_count = p->o->target != BL_TO_PACKED ? deal_shards(p) : deal_packed(p);
     out->files = bl_arena_array(p->arena, out->file_count, sizeof *out->files);
     bl_tensor *scratch = calloc(out->tensor_count + 1, sizeof *scratch);
     bl_status s = out->files && scratch ? BL_OK : bl_plan_nomem(p, err);

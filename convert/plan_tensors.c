@@ -71,6 +71,29 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *e
     return BL_OK;
 }
 
+bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_error *err)
+{
+    char name[192];
+    const bl_slot *slot = s.w->slot;
+    bl_plan_tensor *t = add(p, slot->name, form == BL_FORM_FP4 ? BL_DT_I8 : BL_DT_F8_E4M3, slot->ndim, NULL, 1);
+    if (!t) {
+        return bl_plan_nomem(p, err);
+    }
+    t->encode = form;
+    add_member(p, t, s, bl_slot_rect(slot));
+    bl_view made = bl_plan_made(t, 0);
+    out_shape(&made.w, false, false, shape_of(t));
+    bl_scale_name(name, sizeof name, slot->name);
+    t = add(p, name, BL_DT_F8_E8M0, slot->ndim, t->members, 1);
+    if (!t) {
+        return bl_plan_nomem(p, err);
+    }
+    t->encode = form;
+    t->scale = true;
+    out_shape(&made.w, true, false, shape_of(t));
+    return BL_OK;
+}
+
 static bl_status open_stack(bl_planner *p, const bl_view *first, bool scale, bl_error *err)
 {
     char name[192];
@@ -118,18 +141,22 @@ bl_view bl_plan_view(const bl_plan_tensor *t, size_t i)
     return bl_view_cut(m->pieces, m->piece_count, m->part);
 }
 
-uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
+bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_view(t, i);
-    if (t->cast) {
-        return 2 * bl_weight_rows(&v.w) * bl_weight_cols(&v.w);
-    }
+    v.w.form = t->cast ? BL_FORM_BF16 : t->encode ? t->encode : v.w.form;
+    return v;
+}
+
+uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
+{
+    bl_view v = bl_plan_made(t, i);
     bl_stored s = bl_weight_stored(&v.w, t->scale);
     return s.rows * s.cols;
 }
 
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i)
 {
-    bl_view v = bl_plan_view(t, i);
-    return t->cast ? BL_VALUE_TILE * 2 * bl_weight_cols(&v.w) : bl_values_granule(&v.w, t->scale);
+    bl_view v = bl_plan_made(t, i);
+    return bl_values_granule(&v.w, t->scale);
 }

@@ -46,8 +46,16 @@ bl_status bl_producer_open(bl_producer *p, const bl_checkpoint *source, const bl
     return open_parts(p, arena, err);
 }
 
+void bl_producer_encode(bl_producer *p, bl_encoder *e)
+{
+    uint64_t n = bl_encoder_scratch(e);
+    p->encoder = e;
+    p->scratch = n > p->scratch ? n : p->scratch;
+}
+
 void bl_producer_close(bl_producer *p)
 {
+    bl_encoder_destroy(&p->encoder);
     bl_values_close(&p->values);
 }
 
@@ -100,15 +108,59 @@ static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size
     return bl_values_add(&p->values, v, scale, g->offset, g->nbytes, dst, scratch, &p->sums[sum], err);
 }
 
+static bl_status encode_segment(bl_producer *p, const bl_plan_tensor *pt, const bl_segment *g, const bl_tile *t, uint8_t *dst,
+                                bl_error *err)
+{
+    bl_view made = bl_plan_made(pt, 0);
+    uint64_t row = bl_weight_row_bytes(&made.w);
+    return bl_encode(p->encoder, pt, g->offset / row, g->nbytes / row, dst, t->scratch, err);
+}
+
+static const bl_piece *piece_of(const bl_producer *p, const bl_tile *t, const bl_segment *g)
+{
+    return &p->pieces[p->lanes[t->lane].parts[g->part].tag];
+}
+
+static bool is_late(const bl_piece *piece)
+{
+    return piece->tensor && piece->tensor->encode && piece->tensor->scale;
+}
+
+bool bl_produce_waits(const bl_producer *p, const bl_tile *t)
+{
+    for (size_t i = 0; p->encoder && i < t->segment_count; i++) {
+        if (is_late(piece_of(p, t, &t->segments[i]))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bl_status bl_produce_late(bl_producer *p, const bl_tile *t, bl_error *err)
+{
+    uint8_t *dst = t->data;
+    for (size_t i = 0; i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const bl_piece *piece = piece_of(p, t, g);
+        if (is_late(piece)) {
+            BL_TRY(bl_encode_scales(p->encoder, piece->tensor, g->offset, g->nbytes, dst, err));
+        }
+        dst += g->nbytes;
+    }
+    return BL_OK;
+}
+
 bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
 {
     uint8_t *dst = t->data;
     for (size_t i = 0; i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
-        const bl_piece *piece = &p->pieces[p->lanes[t->lane].parts[g->part].tag];
+        const bl_piece *piece = piece_of(p, t, g);
         if (!piece->tensor) {
             memcpy(dst, p->plan->files[t->lane].header + g->offset, g->nbytes);
-        } else {
+        } else if (piece->tensor->encode && !is_late(piece)) {
+            BL_TRY(encode_segment(p, piece->tensor, g, t, dst, err));
+        } else if (!is_late(piece)) {
             const bl_plan_tensor *pt = piece->tensor;
             bl_view v = bl_plan_view(pt, piece->member);
             BL_TRY(pt->cast ? cast_segment(p, &v, g, t, dst, err)

@@ -2,6 +2,7 @@
 #ifndef BL_CONVERT_PRODUCE_H
 #define BL_CONVERT_PRODUCE_H
 
+#include "convert/encode.h"
 #include "convert/plan.h"
 #include "verify/stream.h"
 #include "verify/values.h"
@@ -19,15 +20,25 @@ typedef struct bl_producer {
     bl_lane *lanes; /* [plan files] */
     bl_piece *pieces;
     bool digest; /* compute value digests */
+    bl_encoder *encoder; /* NULL: nothing is encoded */
     uint64_t scratch, scratch_ratio; /* what bl_stream needs for bl_produce */
 } bl_producer;
 
-/* Set up; arrays live in arena. Always followed by bl_producer_close, also after a failure. cpu: capability mask. */
+/* Set up; arrays live in arena. Always followed by bl_producer_close, also after a failure. cpu: capability mask. A plan that
+ * encodes needs bl_producer_encode next. */
 bl_status bl_producer_open(bl_producer *p, const bl_checkpoint *source, const bl_binding *binding, const bl_plan *plan,
                            bool digest, unsigned cpu, bl_arena *arena, bl_error *err);
 void bl_producer_close(bl_producer *p);
 
-/* Fill t->data. Errors as bl_values_scale and bl_values_read. */
+/* Take over e for the plan's encoded tensors; bl_producer_close destroys it. */
+void bl_producer_encode(bl_producer *p, bl_encoder *e);
+
+/* Fill t->data, but for scales that are made with codes: bl_produce_late fills these. Errors as bl_values_scale, bl_values_read and
+ * bl_encode. */
 bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err);
+/* Has t such scales? */
+bool bl_produce_waits(const bl_producer *p, const bl_tile *t);
+/* Fill them in, when all earlier tiles of the lane and t itself were produced. */
+bl_status bl_produce_late(bl_producer *p, const bl_tile *t, bl_error *err);
 
 #endif

@@ -92,8 +92,12 @@ static void cut_ratios(writer *w, bl_json list)
 
 static bool left_out(const writer *w, bl_json key)
 {
+    bool plain = w->plan->target == BL_TO_RELEASED && w->plan->fp8 + w->plan->fp4 == 0;
     if (bl_json_equals(key, BL_LAYERS_KEY)) {
         return true; /* written anew */
+    }
+    if (plain && bl_json_equals(key, "quantization_config")) {
+        return true;
     }
     if (w->flatten && (bl_json_equals(key, "quantization_config") || bl_json_equals(key, "engram_quant"))) {
         return true;
@@ -104,12 +108,38 @@ static bool left_out(const writer *w, bl_json key)
     return (w->plan->dropped & BL_DROP_VISION) && (bl_json_equals(key, "vision_config") || bl_json_equals(key, "image_token_id"));
 }
 
+/* Is the config right about how weights come out? Other targets than the released form keep what the source says. */
+static bool quantisation_holds(const bl_config *c, const bl_plan *plan)
+{
+    return plan->target != BL_TO_RELEASED || (c->quantized == (plan->fp8 + plan->fp4 > 0) && c->experts_fp4 == (plan->fp4 > 0));
+}
+
+/* The members of a quantization_config, v, with expert_dtype as the weights have it. */
+static void quantisation(writer *w, bl_json v)
+{
+    bl_json key, item;
+    bl_json_iter it = bl_json_begin(v);
+    const char *comma = "";
+    fputs("\"quantization_config\": {", w->f);
+    while (bl_json_next(&it, &key, &item)) {
+        if (!bl_json_equals(key, "expert_dtype")) {
+            fprintf(w->f, "%s%.*s: %.*s", comma, (int)key.n, key.p, (int)item.n, item.p);
+            comma = ", ";
+        }
+    }
+    fprintf(w->f, "%s%s}", w->plan->fp4 ? comma : "", w->plan->fp4 ? "\"expert_dtype\": \"fp4\"" : "");
+}
+
 static void member(writer *w, bl_json key, bl_json v)
 {
     if (left_out(w, key)) {
         return;
     }
     line(w);
+    if (bl_json_equals(key, "quantization_config") && !quantisation_holds(w->c, w->plan)) {
+        quantisation(w, v);
+        return;
+    }
     fprintf(w->f, "%.*s: ", (int)key.n, key.p);
     bool no_drafts = w->plan->dropped & BL_DROP_DSPARK;
     if (no_drafts && bl_json_equals(key, "num_nextn_predict_layers")) {
@@ -179,6 +209,17 @@ static void nested(writer *w, bl_json root)
     }
 }
 
+/* A source without any gets what the release has. */
+static void new_quantisation(writer *w)
+{
+    static const char released[] = "{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [32, 32], "
+                                   "\"scale_fmt\": \"ue8m0\"}";
+    if (w->plan->target == BL_TO_RELEASED && !w->c->quantized && w->plan->fp8 + w->plan->fp4 > 0) {
+        line(w);
+        quantisation(w, (bl_json){.p = released, .n = sizeof released - 1, .kind = BL_JSON_OBJECT});
+    }
+}
+
 static void layers(writer *w)
 {
     if (!w->plan->present) {
@@ -206,7 +247,7 @@ bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan 
     if (!f) {
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
-    if (!flatten && !plan->dropped && !plan->present) {
+    if (!flatten && !plan->dropped && !plan->present && quantisation_holds(c, plan)) {
         fwrite(c->text, 1, c->text_bytes, f);
     } else {
         writer w = {.f = f, .c = c, .plan = plan, .flatten = flatten, .first = true, .indent = 2};
@@ -216,6 +257,7 @@ bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan 
         } else {
             nested(&w, root);
         }
+        new_quantisation(&w);
         layers(&w);
         fputs("\n}\n", f);
     }

@@ -8,9 +8,11 @@
  *
  * BL_TO_BF16 flattens: the keys of text_config (they win over equal ones) beside the top-level ones, model_type
  * "deepseek_v41", no quantization_config, and engram_quant = {"dtype", "scale_dtype", "block"}.
+ * BL_TO_RELEASED keeps the source's nesting; quantization_config is there exactly when weights come out quantised, with expert_dtype
+ * exactly when some come out in fp4.
  * Dropping the draft layers sets num_nextn_predict_layers 0, removes dspark_* and cuts compress_ratios to the backbone; dropping
  * vision removes vision_config and image_token_id. A selection of layers is recorded as BL_LAYERS_KEY. When nothing changes
- * (packed, all kept), the text is the source's, byte for byte. path names the source in errors. */
+ * (nothing flattened, all kept), the text is the source's, byte for byte. path names the source in errors. */
 bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan *plan, char **text, size_t *bytes, bl_error *err);
 
 #endif

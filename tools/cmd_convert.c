@@ -1,7 +1,8 @@
-/* baleen convert: cast a checkpoint to BF16, or pack it. */
+/* baleen convert: cast a checkpoint to BF16, encode it again, or pack it. */
 #include "convert/convert.h"
 #include "runtime/engram.h"
 #include "tools/cli.h"
+#include "tools/encoded.h"
 #include "tools/receipt.h"
 
 #include <stdlib.h>
@@ -11,6 +12,12 @@ static const char details[] =
     "  --to bf16    an HF checkpoint for trainers: fp8 and fp4 weights decoded to BF16 exactly, Engram tables untouched in\n"
     "               fp8 with their scales, F32 as it is, config.json flattened. mtp.*, vision.*, aligner.* and image_* are\n"
     "               left out unless --keep names them.\n"
+    "  --to released\n"
+    "               the way back: BF16 weights encoded to fp8 with a scale per 32x32 block, experts to fp4 with a scale per 1x32,\n"
+    "               names, shards and config.json as released. A block gets the smallest power of two under which nothing in it\n"
+    "               saturates; under --scale-hints it keeps the scale it had wherever that loses nothing, so that what was not\n"
+    "               trained returns byte for byte. NaN and infinity are refused, -0 keeps its sign, blocks of zeros get the\n"
+    "               released quantisers' scale. What is not in SRC (draft layers, vision) is left out and config.json says so.\n"
     "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
     "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
     "\n"
@@ -74,6 +81,21 @@ static bool parse_layers(const char *text, int **layers, size_t *count)
     return false;
 }
 
+static const char *target_name(bl_target t)
+{
+    return t == BL_TO_BF16 ? "bf16" : t == BL_TO_PACKED ? "packed" : "released";
+}
+
+static bool parse_target(const char *text, bl_target *t)
+{
+    for (*t = BL_TO_BF16; *t <= BL_TO_RELEASED; ++*t) {
+        if (!strcmp(text, target_name(*t))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
     json_t *actions = json_object(), *dropped = json_array();
@@ -87,11 +109,15 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
         json_array_append_new(dropped, json_string("vision"));
     }
     json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
-                          "source", receipt_text(src), "destination", receipt_text(dst), "to", o->target == BL_TO_BF16 ? "bf16" : "packed", "dry_run",
+                          "source", receipt_text(src), "destination", receipt_text(dst), "to", target_name(o->target), "dry_run",
                           o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
                           (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
                           "file_bytes", (json_int_t)r->file_bytes, "sha256", !o->no_sha256, "seconds", r->seconds);
+    if (o->target == BL_TO_RELEASED) {
+        json_object_set_new(j, "encoded", encoded_json(r));
+        json_object_set_new(j, "scale_hints", r->hinted ? json_integer((json_int_t)r->hinted_count) : json_null());
+    }
     return receipt_print("baleen convert", j);
 }
 
@@ -99,48 +125,65 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
 {
     printf("%s%s: %zu tensors in %zu files, %.3f GB", o->dry_run ? "would write " : "", dst, r->tensors, r->files,
            (double)r->file_bytes * 1e-9);
-    printf(" (%zu source tensors: %zu copied, %zu cast, %zu stacked, %zu unstacked, %zu dropped)", r->source_tensors,
-           r->action_count[BL_ACT_COPY], r->action_count[BL_ACT_CAST], r->action_count[BL_ACT_STACK],
+    printf(" (%zu source tensors: %zu copied, %zu cast, %zu encoded, %zu stacked, %zu unstacked, %zu dropped)", r->source_tensors,
+           r->action_count[BL_ACT_COPY], r->action_count[BL_ACT_CAST], r->action_count[BL_ACT_ENCODE], r->action_count[BL_ACT_STACK],
            r->action_count[BL_ACT_UNSTACK], r->action_count[BL_ACT_DROP]);
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
     printf("\n");
+    if (r->hinted) {
+        printf("scale hints for %zu of %zu weights\n", r->hinted_count, r->action_count[BL_ACT_ENCODE]);
+    }
+    encoded_print(r);
 }
 
 int cmd_convert(int argc, char **argv)
 {
-    const char *to = NULL, *keep = NULL, *drop = NULL, *layers = NULL, *cpu = NULL, *args[2];
+    const char *to = NULL, *keep = NULL, *drop = NULL, *layers = NULL, *cpu = NULL, *ties = NULL, *args[2];
     int64_t jobs = 0;
     bool json = false;
     unsigned bits;
     int count, *list = NULL;
     bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted};
     const cli_option options[] = {
-        {"to", CLI_STRING, &to, "FORM", "bf16 or packed"},
+        {"to", CLI_STRING, &to, "FORM", "bf16, released or packed"},
         {"keep", CLI_STRING, &keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
-        {"drop", CLI_STRING, &drop, "LIST", "packed: drop dspark, vision or both (default: neither)"},
+        {"drop", CLI_STRING, &drop, "LIST", "packed, released: drop dspark, vision or both (default: neither)"},
         {"layers", CLI_STRING, &layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
-        {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16: most bytes of tensors in a file (default 5GB)"},
+        {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
+        {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
+        {"fp4-ties", CLI_STRING, &ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
+        {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
         {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
         {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
         {NULL, 0, NULL, NULL, NULL}};
-    const cli_command c = {"baleen convert", "SRC DST --to bf16|packed [options]",
+    const cli_command c = {"baleen convert", "SRC DST --to bf16|released|packed [options]",
                            "Convert a checkpoint (HF folder or packed model).", details, options, 2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);
     if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
         return rc;
     }
-    if (!to || (strcmp(to, "bf16") && strcmp(to, "packed"))) {
-        return cli_usage_error(&c, to ? "--to takes bf16 or packed, not '%.40s'" : "--to bf16 or --to packed is needed", to);
+    if (!to || !parse_target(to, &o.target)) {
+        return cli_usage_error(&c, to ? "--to takes bf16, released or packed, not '%.40s'" : "--to bf16, released or packed is needed", to);
     }
-    o.target = !strcmp(to, "bf16") ? BL_TO_BF16 : BL_TO_PACKED;
     o.drop = o.target == BL_TO_BF16 ? BL_DROP_DSPARK | BL_DROP_VISION : 0;
-    if ((keep && o.target != BL_TO_BF16) || (drop && o.target != BL_TO_PACKED)) {
-        return cli_usage_error(&c, "--keep goes with --to bf16, --drop with --to packed");
+    if ((keep && o.target != BL_TO_BF16) || (drop && o.target == BL_TO_BF16)) {
+        return cli_usage_error(&c, "--keep goes with --to bf16, --drop with the others");
+    }
+    if ((o.scale_hints || ties || o.canonical_zero) && o.target != BL_TO_RELEASED) {
+        return cli_usage_error(&c, "--scale-hints, --fp4-ties and --canonical-zero go with --to released");
+    }
+    if (ties && strcmp(ties, "even") && strcmp(ties, "down")) {
+        return cli_usage_error(&c, "--fp4-ties takes even or down, not '%.40s'", ties);
+    }
+    o.fp4_ties = ties && !strcmp(ties, "down") ? BL_FP4_TIES_DOWN : BL_FP4_TIES_EVEN;
+    if (o.scale_hints && !strcmp(o.scale_hints, "none")) {
+        o.scale_hints = NULL;
+        o.no_hints = true;
     }
     if (keep || drop) {
         if (!parse_classes(keep ? keep : drop, &bits)) {
@@ -161,7 +204,7 @@ int cmd_convert(int argc, char **argv)
     o.layers = list;
     o.jobs = (int)jobs;
     cli_catch_signals();
-    cli_progress *progress = cli_progress_begin(o.target == BL_TO_BF16 ? "casting" : "packing", json);
+    cli_progress *progress = cli_progress_begin(o.target == BL_TO_BF16 ? "casting" : o.target == BL_TO_PACKED ? "packing" : "encoding", json);
     o.progress = cli_progress_update;
     o.progress_arg = progress;
     bl_convert_report report;

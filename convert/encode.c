@@ -1,0 +1,320 @@
+#include "convert/encode.h"
+
+#include "convert/spill.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Source bytes that are read at once: enough for the disk, little beside a tile. At least a stripe of 32 rows. */
+#define PIECE ((uint64_t)2 << 20)
+
+struct bl_encoder {
+    const bl_plan *plan;
+    bl_values *values;
+    bl_encode_options o;
+    bl_quant_kernels quant;
+    bl_cast_kernels cast;
+    bl_spill *scales;
+    uint64_t max_cols, piece; /* of any encoded weight; source bytes read at once */
+    pthread_mutex_t lock;     /* of stats */
+    bl_encode_stats stats[BL_ENCODE_CLASSES];
+};
+
+const char *bl_encode_class_name(bl_encode_class c)
+{
+    static const char *const names[] = {"attention", "experts", "shared experts", "engram", "draft"};
+    return names[c];
+}
+
+static bl_encode_class class_of(const bl_slot *s)
+{
+    if (s->group == BL_GROUP_DSPARK) {
+        return BL_ENCODE_DRAFT;
+    }
+    if (s->expert >= 0) {
+        return BL_ENCODE_EXPERTS;
+    }
+    return strstr(s->name, ".shared_experts.") ? BL_ENCODE_SHARED : strstr(s->name, ".engram.") ? BL_ENCODE_ENGRAM : BL_ENCODE_ATTENTION;
+}
+
+/* ---- scratch of a thread */
+
+typedef struct room {
+    uint8_t *source, *values, *hints, *fresh; /* fresh: scale bytes of a piece */
+    uint16_t *back, *amax;                    /* [cols], [blocks of a row] */
+    uint8_t *differs, *chosen;                /* [blocks of a row] */
+} room;
+
+static uint64_t pages(uint64_t n)
+{
+    return (n + BL_IO_ALIGN - 1) / BL_IO_ALIGN * BL_IO_ALIGN;
+}
+
+/* Most scale bytes of a piece: one for 32 values. */
+static uint64_t piece_scales(const bl_encoder *e)
+{
+    return e->piece / 2 / 32 + 32;
+}
+
+static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
+{
+    uint64_t blocks = e->max_cols / 32 + 1;
+    const uint64_t sizes[8] = {BL_READ_ROOM(e->piece), bl_values_scratch(e->values, 0),
+                               e->o.hints ? bl_hints_scratch(e->o.hints, piece_scales(e)) : 0, piece_scales(e),
+                               2 * e->max_cols, 2 * blocks, blocks, blocks};
+    uint64_t at[8], end = 0;
+    for (int i = 0; i < 8; i++) {
+        at[i] = end;
+        end += pages(sizes[i]);
+    }
+    *bytes = end;
+    if (!p) {
+        return (room){0};
+    }
+    return (room){.source = p + at[0], .values = p + at[1], .hints = p + at[2], .fresh = p + at[3],
+                  .back = (uint16_t *)(void *)(p + at[4]), .amax = (uint16_t *)(void *)(p + at[5]), .differs = p + at[6],
+                  .chosen = p + at[7]};
+}
+
+uint64_t bl_encoder_scratch(const bl_encoder *e)
+{
+    uint64_t n;
+    make_room(e, NULL, &n);
+    return n;
+}
+
+bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *values, const bl_encode_options *o, const char *folder,
+                            bl_error *err)
+{
+    bl_encoder *e = *out = calloc(1, sizeof *e);
+    if (!e) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    e->plan = plan;
+    e->values = values;
+    e->o = *o;
+    e->piece = PIECE;
+    pthread_mutex_init(&e->lock, NULL);
+    bl_quant_init(&e->quant, o->cpu);
+    bl_cast_init(&e->cast, o->cpu);
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        const bl_plan_tensor *t = &plan->tensors[i];
+        if (!t->encode || t->scale) {
+            continue;
+        }
+        bl_view v = bl_plan_made(t, 0);
+        uint64_t cols = bl_weight_cols(&v.w), stripe = 2 * BL_VALUE_TILE * cols;
+        e->max_cols = cols > e->max_cols ? cols : e->max_cols;
+        e->piece = stripe > e->piece ? stripe : e->piece;
+        e->stats[class_of(v.w.slot)].weights++;
+    }
+    bl_status s = bl_spill_create(&e->scales, folder, plan->sum_count, err);
+    if (s != BL_OK) {
+        bl_encoder_destroy(out);
+    }
+    return s;
+}
+
+void bl_encoder_destroy(bl_encoder **ep)
+{
+    bl_encoder *e = *ep;
+    if (e) {
+        bl_spill_destroy(&e->scales);
+        pthread_mutex_destroy(&e->lock);
+        free(e);
+        *ep = NULL;
+    }
+}
+
+/* ---- a stripe: the rows that share a row of scales */
+
+typedef struct stripe {
+    bl_encoder *e;
+    const bl_weight *w; /* in the form to make */
+    const uint16_t *x;  /* [rows, cols] */
+    uint64_t rows, cols;
+    uint8_t *codes; /* [rows, code_bytes] */
+    uint64_t code_bytes;
+    uint8_t *scale;      /* [blocks] out */
+    const uint8_t *hint; /* [blocks] or NULL */
+    const room *r;
+} stripe;
+
+static uint64_t blocks_of(const stripe *s)
+{
+    return (s->cols + 31) / 32;
+}
+
+/* Code of -0 becomes that of +0. */
+static void canonical(const stripe *s, uint8_t *codes)
+{
+    for (uint64_t i = 0; s->w->form == BL_FORM_FP8 && i < s->code_bytes; i++) {
+        codes[i] = codes[i] == 0x80 ? 0 : codes[i];
+    }
+    for (uint64_t i = 0; s->w->form == BL_FORM_FP4 && i < s->code_bytes; i++) {
+        uint8_t magnitude = codes[i] & 0x77; /* its sum with 7 carries into the sign's place unless it is 0 */
+        codes[i] &= (uint8_t)(0x77 | ((magnitude + 0x77) & 0x88));
+    }
+}
+
+/* Encode under s->scale, decode, compare: the sums, and s->r->differs. */
+static void encode_rows(const stripe *s, bl_quant_sums *sums)
+{
+    const bl_encoder *e = s->e;
+    bool fp8 = s->w->form == BL_FORM_FP8;
+    *sums = (bl_quant_sums){.error = 0};
+    memset(s->r->differs, 0, blocks_of(s));
+    for (uint64_t i = 0; i < s->rows; i++) {
+        const uint16_t *x = s->x + i * s->cols;
+        uint8_t *codes = s->codes + i * s->code_bytes;
+        if (fp8) {
+            e->quant.fp8_row(codes, x, s->scale, (int64_t)s->cols);
+        } else {
+            e->quant.fp4_row(codes, x, s->scale, (int64_t)s->cols, e->o.ties);
+        }
+        if (e->o.canonical_zero) {
+            canonical(s, codes);
+        }
+        (fp8 ? e->cast.fp8_row : e->cast.fp4_row)(s->r->back, codes, s->scale, (int64_t)s->cols);
+        e->quant.compare_row(sums, s->r->differs, x, s->r->back, (int64_t)s->cols);
+    }
+}
+
+/* Choose the scales and encode. A block keeps its hint when the hint loses nothing. */
+static void encode_stripe(const stripe *s, bl_encode_stats *stats)
+{
+    uint64_t blocks = blocks_of(s), changed = 0;
+    bool fp8 = s->w->form == BL_FORM_FP8;
+    int lo = fp8 ? BL_FP8_SCALE_MIN : BL_FP4_SCALE_MIN, hi = fp8 ? BL_FP8_SCALE_MAX : BL_FP4_SCALE_MAX;
+    bl_quant_sums sums;
+    (fp8 ? bl_fp8_scales : bl_fp4_scales)(s->scale, s->r->amax, (int64_t)blocks);
+    if (s->hint) {
+        uint8_t *chosen = s->r->chosen;
+        memcpy(chosen, s->scale, blocks);
+        for (uint64_t i = 0; i < blocks; i++) {
+            s->scale[i] = s->hint[i] >= lo && s->hint[i] <= hi ? s->hint[i] : s->scale[i];
+        }
+        encode_rows(s, &sums);
+        for (uint64_t i = 0; i < blocks; i++) {
+            bool keep = s->hint[i] == s->scale[i] && !s->r->differs[i];
+            changed += s->r->differs[i] && chosen[i] != s->scale[i];
+            stats->kept += keep;
+            s->scale[i] = keep ? s->scale[i] : chosen[i];
+        }
+    }
+    if (!s->hint || changed) {
+        encode_rows(s, &sums);
+    }
+    stats->values += s->rows * s->cols;
+    stats->blocks += blocks;
+    for (uint64_t i = 0; i < blocks; i++) {
+        stats->lost += s->r->differs[i];
+    }
+    for (int l = 0; l < 16; l++) {
+        stats->error2 += sums.error2[l];
+        stats->value2 += sums.value2[l];
+    }
+    stats->error = sums.error > stats->error ? sums.error : stats->error;
+}
+
+/* ---- pieces */
+
+/* Largest magnitudes of the stripe; false when one is no number or infinite. */
+static bool measure(const stripe *s)
+{
+    bool finite = true;
+    s->e->quant.amax_rows(s->r->amax, s->x, (int64_t)s->rows, (int64_t)s->cols);
+    for (uint64_t i = 0; i < blocks_of(s); i++) {
+        finite &= s->r->amax[i] < 0x7f80;
+    }
+    return finite;
+}
+
+/* Name the first value of the stripe, whose first row is row, that is not finite. */
+static bl_status not_finite(const stripe *s, const bl_view *source, uint64_t row, bl_error *err)
+{
+    uint64_t i = 0;
+    while (i + 1 < s->rows * s->cols && (s->x[i] & 0x7fff) < 0x7f80) {
+        i++;
+    }
+    const bl_tensor *t;
+    int64_t at = bl_view_place(source, false, 2 * (row * s->cols + i), &t);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
+                   "the value at [%llu, %llu] of '%s' is %s (bf16 0x%04x): no code stands for it", (unsigned long long)(row + i / s->cols),
+                   (unsigned long long)(i % s->cols), s->w->slot->name, (s->x[i] & 0x7fff) > 0x7f80 ? "NaN" : "infinite", s->x[i]);
+}
+
+/* Rows [row, row + rows) of the source, read already, and their hints. */
+static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, uint64_t rows, uint8_t *scale, const uint8_t *hint,
+                              bl_encode_stats *stats, bl_error *err)
+{
+    uint64_t step = s->w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1, blocks = blocks_of(s);
+    for (uint64_t i = 0; i < rows; i += step) {
+        s->rows = rows - i < step ? rows - i : step;
+        s->scale = scale + i / step * blocks;
+        s->hint = hint ? hint + i / step * blocks : NULL;
+        if (!measure(s)) {
+            return not_finite(s, source, row + i, err);
+        }
+        encode_stripe(s, stats);
+        s->x += s->rows * s->cols;
+        s->codes += s->rows * s->code_bytes;
+    }
+    return BL_OK;
+}
+
+static void add_stats(bl_encoder *e, bl_encode_class class, const bl_encode_stats *more)
+{
+    bl_encode_stats *s = &e->stats[class];
+    pthread_mutex_lock(&e->lock);
+    s->values += more->values;
+    s->blocks += more->blocks;
+    s->kept += more->kept;
+    s->lost += more->lost;
+    s->error2 += more->error2;
+    s->value2 += more->value2;
+    s->error = more->error > s->error ? more->error : s->error;
+    pthread_mutex_unlock(&e->lock);
+}
+
+bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64_t rows, uint8_t *codes, uint8_t *scratch,
+                    bl_error *err)
+{
+    uint64_t bytes, sum = t->members[0].sum;
+    bl_view made = bl_plan_made(t, 0), source = bl_plan_view(t, 0);
+    room r = make_room(e, scratch, &bytes);
+    stripe s = {.e = e, .w = &made.w, .cols = bl_weight_cols(&made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&made.w), .r = &r};
+    bl_stored grid = bl_weight_stored(&made.w, true);
+    uint64_t share = made.w.form == BL_FORM_FP8 ? BL_VALUE_TILE : 1; /* rows that share a row of scales */
+    uint64_t most = e->piece / (2 * s.cols) / BL_VALUE_TILE * BL_VALUE_TILE;
+    bl_encode_stats stats = {0};
+    for (uint64_t end = row + rows, n; row < end; row += n) {
+        n = end - row < most ? end - row : most;
+        const uint8_t *x, *hint = NULL;
+        uint64_t at = row / share * grid.cols, count = (n + share - 1) / share * grid.cols;
+        BL_TRY(bl_values_read(e->values, &source, false, row * 2 * s.cols, n * 2 * s.cols, r.source, r.values, &x, err));
+        if (e->o.hints) {
+            BL_TRY(bl_hints_read(e->o.hints, sum, at, count, r.hints, &hint, err));
+        }
+        if ((uintptr_t)x % 2) { /* as the tensor lies in its file; there is room before it */
+            x = memmove((uint8_t *)(uintptr_t)x - 1, x, n * 2 * s.cols);
+        }
+        s.x = (const uint16_t *)(const void *)x;
+        BL_TRY(encode_piece(&s, &source, row, n, r.fresh, hint, &stats, err));
+        BL_TRY(bl_spill_put(e->scales, sum, grid.rows * grid.cols, at, r.fresh, count, err));
+    }
+    add_stats(e, class_of(made.w.slot), &stats);
+    return BL_OK;
+}
+
+bl_status bl_encode_scales(bl_encoder *e, const bl_plan_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, bl_error *err)
+{
+    return bl_spill_take(e->scales, t->members[0].sum, t->tensor.nbytes, offset, dst, n, err);
+}
+
+void bl_encoder_stats(bl_encoder *e, bl_encode_stats out[BL_ENCODE_CLASSES])
+{
+    pthread_mutex_lock(&e->lock);
+    memcpy(out, e->stats, sizeof e->stats);
+    pthread_mutex_unlock(&e->lock);
+}
