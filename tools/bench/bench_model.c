@@ -1,4 +1,5 @@
 /* Steps of the forward pass at the released widths: decode beside the read rate, prefill beside the multiply-add peak. */
+#include "kernels/cpu.h"
 #include "tools/bench/slice.h"
 
 #include <stdio.h>
@@ -22,21 +23,30 @@ static void reset_step(void *arg)
     if (r->restart) (void)slice_start(r->s, r->length, NULL);
 }
 
+/* Which of the two arithmetic ceilings stands above the other depends on the CPU: prefill is held against the one whose
+ * instructions its kernels are made of. */
 static bl_status measure(bench *b, slice *s, const char *what, int64_t tokens, int64_t length, bool bound_by_reading, bl_error *err)
 {
     char title[200], name[60];
     step_run r = {s, tokens, length, !bound_by_reading};
     const slice_cost cost = slice_token_cost(s);
-    bench_subject set[2];
+    bench_subject set[3];
+    int n = 0, bound = 0;
     snprintf(name, sizeof name, "%lld token%s, %d layers", (long long)tokens, tokens > 1 ? "s" : "", slice_layers(s));
     snprintf(title, sizeof title, "%s at position %lld; 384 experts with %d sets of weights", what, (long long)length, slice_expert_sets(s));
     BL_TRY(slice_start(s, length, err));
-    BL_TRY(bound_by_reading ? bench_read_ceiling(b, &set[0], err) : bench_dot_ceiling(b, &set[0], err));
-    set[1] = (bench_subject){.name = name, .run = run_step, .reset = reset_step, .arg = &r, .work = (double)tokens, .unit = "token"};
-    set[1].ceiling[0].subject = 0;
-    set[1].ceiling[0].work = bound_by_reading ? 1e-9 * cost.bytes : 1e-9 * cost.flop * (double)tokens;
-    set[1].ceilings = 1;
-    return bench_run(b, title, set, 2, err);
+    if (bound_by_reading) {
+        BL_TRY(bench_read_ceiling(b, &set[n++], err));
+    } else {
+        BL_TRY(bench_fma_ceiling(b, &set[n++], err));
+        BL_TRY(bench_dot_ceiling(b, &set[n++], err));
+        bound = (b->cpu & BL_CPU_AVX512BF16) && bl_cpu_fast_dot();
+    }
+    set[n] = (bench_subject){.name = name, .run = run_step, .reset = reset_step, .arg = &r, .work = (double)tokens, .unit = "token"};
+    set[n].ceiling[0].subject = bound;
+    set[n].ceiling[0].work = bound_by_reading ? 1e-9 * cost.bytes : 1e-9 * cost.flop * (double)tokens;
+    set[n].ceilings = 1;
+    return bench_run(b, title, set, n + 1, err);
 }
 
 static bl_status body(bench *b, const char *roles, uint64_t size, int vocab, const char *what, int64_t tokens, int64_t length,
