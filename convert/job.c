@@ -85,19 +85,25 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
 }
 
-static void digest_chunks(bl_job *j, const bl_tile *t)
+/* Bytes that one hash leaves in the second-level cache for the next. */
+#define HASH_PIECE ((uint64_t)128 << 10)
+
+static void hash_segment(bl_job *j, size_t lane, const bl_segment *g, const uint8_t *data)
 {
-    const uint8_t *data = t->data;
-    for (size_t i = 0; i < t->segment_count; i++) {
-        const bl_segment *g = &t->segments[i];
-        const bl_piece *piece = &j->producer.pieces[j->producer.lanes[t->lane].parts[g->part].tag];
-        if (piece->tensor) {
+    const bl_job_file *f = &j->files[lane];
+    const bl_piece *piece = &j->producer.pieces[j->producer.lanes[lane].parts[g->part].tag];
+    bool chunks = f->chunker && !j->o->no_digests && piece->tensor;
+    for (uint64_t at = 0, n; at < g->nbytes; at += n) {
+        n = g->nbytes - at < HASH_PIECE ? g->nbytes - at : HASH_PIECE;
+        if (f->hash) {
+            bl_sha256_update(f->hash, data + at, n);
+        }
+        if (chunks) {
             /* members of a tensor are equally long */
-            uint64_t offset = piece->member * bl_plan_member_bytes(piece->tensor, piece->member) + g->offset;
-            bl_chunker_update(j->files[t->lane].chunker, data, offset, g->nbytes, piece->tensor->tensor.nbytes,
+            uint64_t offset = piece->member * bl_plan_member_bytes(piece->tensor, piece->member) + g->offset + at;
+            bl_chunker_update(f->chunker, data + at, offset, n, piece->tensor->tensor.nbytes,
                               j->chunks[piece->tensor - j->plan.tensors]);
         }
-        data += g->nbytes;
     }
 }
 
@@ -109,11 +115,10 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
         BL_TRY(bl_produce_late(&j->producer, t, err));
         BL_TRY(bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err));
     }
-    if (f->chunker && !j->o->no_digests) {
-        digest_chunks(j, t);
-    }
-    if (f->hash) {
-        bl_sha256_update(f->hash, t->data, t->nbytes);
+    const uint8_t *data = t->data;
+    for (size_t i = 0; i < t->segment_count; i++) {
+        hash_segment(j, t->lane, &t->segments[i], data);
+        data += t->segments[i].nbytes;
     }
     if (!t->last) {
         return BL_OK;

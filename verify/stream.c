@@ -5,25 +5,39 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAX_SEGMENTS 512
+/* Tiles of all workers together stay in the last-level cache on their way from reading to the last hash, and are large enough
+ * for a disk. */
+#define MAX_TILE ((uint64_t)2 << 20)
 #define MIN_TILE ((uint64_t)1 << 20)
+#define HUGE_PAGE ((uint64_t)2 << 20)
+#define OPEN_LANES 4 /* for each worker */
 
 /* Where a lane stands: what is dealt, and what went through in_order. */
 typedef struct cursor {
     size_t part;
     uint64_t part_offset, file_offset;
     uint64_t dealt, ordered; /* tiles */
+    uint64_t left;           /* bytes not dealt yet */
     bool finished;           /* all dealt */
 } cursor;
+
+/* A lane by size. */
+typedef struct sized {
+    uint64_t bytes;
+    size_t lane;
+} sized;
 
 typedef struct run {
     const bl_stream *s;
     pthread_mutex_t lock;
     pthread_cond_t moved; /* some lane's ordered count changed, or the run failed */
     cursor *cursors;
-    size_t *open; /* lanes that tiles are dealt from in turn, so that SHA-256 of several files runs side by side */
-    size_t open_count, open_max, next_open, next_lane;
+    sized *order;  /* [lanes], longest first */
+    size_t *open; /* lanes that tiles are dealt from */
+    size_t open_count, open_max, next;
     uint64_t tile, done, total;
     uint8_t *buffers;
     uint64_t buffer_bytes, tile_room;
@@ -71,9 +85,24 @@ static void cut(run *r, size_t lane, bl_tile *t, bl_segment *segments)
         }
     }
     c->file_offset += t->nbytes;
+    c->left -= t->nbytes;
     t->last = c->part == l->count;
     c->finished = t->last;
     c->dealt++;
+}
+
+/* The open lane with the fewest tiles on their way, which would wait for each other; among equal ones the one with most left. */
+static size_t choose(const run *r)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < r->open_count; i++) {
+        const cursor *c = &r->cursors[r->open[i]], *b = &r->cursors[r->open[best]];
+        uint64_t mine = c->dealt - c->ordered, its = b->dealt - b->ordered;
+        if (mine < its || (mine == its && c->left > b->left)) {
+            best = i;
+        }
+    }
+    return best;
 }
 
 /* Deal a tile to a worker; false when there are none left or the run is over. *turn is its place in its lane. */
@@ -81,27 +110,16 @@ static bool deal(run *r, int worker, bl_tile *t, uint64_t *turn)
 {
     bool got = false;
     pthread_mutex_lock(&r->lock);
-    while (r->open_count < r->open_max && r->next_lane < r->s->lane_count) {
-        r->open[r->open_count++] = r->next_lane++;
+    while (r->open_count < r->open_max && r->next < r->s->lane_count) {
+        r->open[r->open_count++] = r->order[r->next++].lane;
     }
     if (r->status == BL_OK && r->open_count > 0) {
-        if (r->next_open >= r->open_count) {
-            r->next_open = 0;
-        }
-        size_t lane = r->open[r->next_open];
+        size_t at = choose(r), lane = r->open[at];
         cut(r, lane, t, r->segments + (size_t)worker * MAX_SEGMENTS);
         *turn = r->cursors[lane].dealt - 1;
         if (r->cursors[lane].finished) {
-            if (r->next_lane < r->s->lane_count) {
-                r->open[r->next_open] = r->next_lane++;
-            } else {
-                memmove(r->open + r->next_open, r->open + r->next_open + 1,
-                        (r->open_count - r->next_open - 1) * sizeof *r->open);
-                r->open_count--;
-                r->next_open--; /* wraps below zero and back with the increment */
-            }
+            r->open[at] = r->open[--r->open_count];
         }
-        r->next_open++;
         got = true;
     }
     pthread_mutex_unlock(&r->lock);
@@ -168,25 +186,39 @@ static void worker_loop(void *arg, int64_t item, int worker)
     }
 }
 
+static int longer_first(const void *a, const void *b)
+{
+    const sized *x = a, *y = b;
+    return x->bytes != y->bytes ? (x->bytes > y->bytes ? -1 : 1) : (x->lane > y->lane) - (x->lane < y->lane);
+}
+
+/* Sizes of the lanes; returns the largest granule that matters. */
+static uint64_t measure_lanes(run *r)
+{
+    uint64_t granule = 1;
+    for (size_t i = 0; i < r->s->lane_count; i++) {
+        const bl_lane *l = &r->s->lanes[i];
+        for (size_t k = 0; k < l->count; k++) {
+            uint64_t g = l->parts[k].granule < l->parts[k].nbytes ? l->parts[k].granule : l->parts[k].nbytes;
+            granule = g > granule ? g : granule;
+            r->cursors[i].left += l->parts[k].nbytes;
+        }
+        r->total += r->cursors[i].left;
+        r->order[i] = (sized){.bytes = r->cursors[i].left, .lane = i};
+    }
+    qsort(r->order, r->s->lane_count, sizeof *r->order, longer_first);
+    return granule;
+}
+
 /* Choose the tile and the number of threads so that all buffers stay inside the budget. */
-static int plan_buffers(run *r)
+static int plan_buffers(run *r, uint64_t granule)
 {
     const bl_stream *s = r->s;
-    uint64_t granule = 1, largest = 0;
-    for (size_t i = 0; i < s->lane_count; i++) {
-        for (size_t k = 0; k < s->lanes[i].count; k++) {
-            const bl_part *p = &s->lanes[i].parts[k];
-            uint64_t g = p->granule < p->nbytes ? p->granule : p->nbytes;
-            granule = g > granule ? g : granule;
-            largest = p->nbytes > largest ? p->nbytes : largest;
-            r->total += p->nbytes;
-        }
-    }
     int jobs = s->jobs > 0 ? s->jobs : 2 * bl_cpus_available();
     jobs = s->jobs <= 0 && jobs < 4 ? 4 : jobs;
     uint64_t most = r->total / MIN_TILE + 1; /* no more threads than there are tiles */
     jobs = (uint64_t)jobs > most ? (int)most : jobs;
-    for (uint64_t tile = BL_STREAM_TILE;; tile /= 2) {
+    for (uint64_t tile = MAX_TILE;; tile /= 2) {
         r->tile = tile > granule ? tile : granule;
         r->tile_room = BL_READ_ROOM(r->tile);
         r->tile_room += (BL_IO_ALIGN - r->tile_room % BL_IO_ALIGN) % BL_IO_ALIGN;
@@ -202,20 +234,40 @@ static int plan_buffers(run *r)
     }
 }
 
+/* Huge pages where there are any: the kernel pins the pages of a direct write one by one. */
+static uint8_t *new_buffers(uint64_t bytes)
+{
+    uint8_t *p = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (p) {
+        madvise(p, bytes, MADV_HUGEPAGE);
+    }
+    return p;
+}
+
+static bl_status allocate(run *r, int *jobs, bl_error *err)
+{
+    r->cursors = calloc(r->s->lane_count + 1, sizeof *r->cursors);
+    r->order = calloc(r->s->lane_count + 1, sizeof *r->order);
+    if (!r->cursors || !r->order) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for %zu files", r->s->lane_count);
+    }
+    *jobs = plan_buffers(r, measure_lanes(r));
+    r->open_max = OPEN_LANES * (size_t)*jobs;
+    r->open = calloc(r->open_max, sizeof *r->open);
+    r->segments = calloc((size_t)*jobs * MAX_SEGMENTS, sizeof *r->segments);
+    r->buffers = new_buffers((uint64_t)*jobs * r->buffer_bytes);
+    return r->open && r->segments && r->buffers
+               ? BL_OK
+               : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for %d buffers of %llu bytes", *jobs,
+                         (unsigned long long)r->buffer_bytes);
+}
+
 static bl_status start(run *r, bl_error *err)
 {
-    int jobs = plan_buffers(r);
-    r->open_max = (size_t)jobs;
-    r->cursors = calloc(r->s->lane_count + 1, sizeof *r->cursors);
-    r->open = calloc((size_t)jobs, sizeof *r->open);
-    r->segments = calloc((size_t)jobs * MAX_SEGMENTS, sizeof *r->segments);
-    r->buffers = aligned_alloc(BL_IO_ALIGN, (size_t)jobs * r->buffer_bytes);
+    int jobs = 0;
     bl_pool *pool = NULL;
-    bl_status s = BL_OK;
-    if (!r->cursors || !r->open || !r->segments || !r->buffers) {
-        s = bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for %d buffers of %llu bytes", jobs,
-                    (unsigned long long)r->buffer_bytes);
-    } else {
+    bl_status s = allocate(r, &jobs, err);
+    if (s == BL_OK) {
         s = bl_pool_create(&pool, jobs, err);
     }
     if (s == BL_OK) {
@@ -224,6 +276,7 @@ static bl_status start(run *r, bl_error *err)
     }
     bl_pool_destroy(&pool);
     free(r->cursors);
+    free(r->order);
     free(r->open);
     free(r->segments);
     free(r->buffers);

@@ -1,6 +1,9 @@
 /* The stream that every job over large files runs on: files are cut into tiles, several threads work on tiles at once, and
  * what needs a file's bytes in order (SHA-256, chunk digests) gets them in order, one thread at a time for each file.
  *
+ * Lanes are begun in descending order of size and kept level, the longest first: what must be done in order runs on one CPU for
+ * each lane, and a long lane begun late would leave the others idle.
+ *
  * A lane is one file: parts that follow each other without holes. A tile is a run of segments, each a piece of one part, cut
  * at multiples of the part's granule. Memory is one buffer for each thread, whatever the sizes of files and parts. */
 #ifndef BL_VERIFY_STREAM_H
@@ -11,7 +14,7 @@
 
 #include <stdbool.h>
 
-#define BL_STREAM_TILE ((uint64_t)8 << 20)    /* largest tile */
+#define BL_STREAM_TILE ((uint64_t)8 << 20)    /* largest granule */
 #define BL_STREAM_BUDGET ((uint64_t)176 << 20) /* bytes of all buffers together */
 
 typedef struct bl_part {

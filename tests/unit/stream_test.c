@@ -154,6 +154,35 @@ static void test_failure_and_cancellation(void **state)
     free(w);
 }
 
+typedef struct level {
+    uint64_t left[3];
+} level;
+
+static bl_status longest(void *arg, const bl_tile *t, bl_error *err)
+{
+    level *l = arg;
+    for (size_t i = 0; i < 3; i++) {
+        assert_true(l->left[t->lane] >= l->left[i]);
+    }
+    l->left[t->lane] -= t->nbytes;
+    return BL_OK;
+}
+
+/* With one worker the lane with most left is always the next, so that all end together. */
+static void test_long_lanes_first(void **state)
+{
+    level l = {.left = {3 << 20, 40 << 20, 25 << 20}};
+    bl_part parts[3];
+    bl_lane lanes[3];
+    for (size_t i = 0; i < 3; i++) {
+        parts[i] = (bl_part){.nbytes = l.left[i], .granule = 1};
+        lanes[i] = (bl_lane){.parts = &parts[i], .count = 1};
+    }
+    bl_stream s = {.lanes = lanes, .lane_count = 3, .jobs = 1, .work = longest, .arg = &l};
+    expect_ok(bl_stream_run(&s, NULL), NULL);
+    assert_true(l.left[0] == 0 && l.left[1] == 0 && l.left[2] == 0);
+}
+
 static void test_nothing_to_do(void **state)
 {
     bl_stream s = {.work = work};
@@ -164,6 +193,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_everything_once_and_in_order),
                                               cmocka_unit_test(test_failure_and_cancellation),
+                                              cmocka_unit_test(test_long_lanes_first),
                                               cmocka_unit_test(test_nothing_to_do)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
