@@ -246,6 +246,8 @@ static bl_status make_choices(api_call *call, double arrived, bl_error *err)
         c->job = (bl_job){.prompt = ids->ids,
                           .prompt_count = (int64_t)ids->count,
                           .max_tokens = p->max_tokens ? p->max_tokens : s->context - (int64_t)ids->count,
+                          .adjust = p->adjust,
+                          .min_tokens = p->min_tokens,
                           .sampling = p->sampling,
                           .stop_ids = p->stop_ids,
                           .stop_count = p->stop_id_count,

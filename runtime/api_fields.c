@@ -132,6 +132,61 @@ static bl_status f_top_k(reader *r)
     return BL_OK;
 }
 
+static bl_status f_presence(reader *r)
+{
+    return read_real(r, -2, 2, &r->p->adjust.presence);
+}
+
+static bl_status f_frequency(reader *r)
+{
+    return read_real(r, -2, 2, &r->p->adjust.frequency);
+}
+
+static bl_status f_repetition(reader *r)
+{
+    BL_TRY(read_real(r, 0, 2, &r->p->adjust.repetition));
+    return r->p->adjust.repetition > 0 ? BL_OK : refuse(r, "must be above 0");
+}
+
+static bl_status f_min_tokens(reader *r)
+{
+    return read_int(r, 0, r->server->context, &r->p->min_tokens);
+}
+
+/* A key of logit_bias: a token id in decimal, as JSON would write the number. */
+static bool read_id(const reader *r, bl_json key, uint64_t *id)
+{
+    char digits[16];
+    size_t n = bl_json_string(key, digits, sizeof digits);
+    const bl_json number = {.p = digits, .n = n, .kind = BL_JSON_NUMBER};
+    if (n == 0 || n >= sizeof digits || strspn(digits, "0123456789") != n || (digits[0] == '0' && n > 1))
+        return false;
+    return bl_json_u64(number, id) && *id < (uint64_t)r->server->vocab;
+}
+
+static bl_status f_logit_bias(reader *r)
+{
+    bl_json key, v;
+    uint64_t id;
+    double d;
+    if (r->v.kind != BL_JSON_OBJECT)
+        return refuse(r, "must be an object of token ids and numbers");
+    if (bl_json_count(r->v) == 0)
+        return BL_OK;
+    float *bias = bl_arena_array(r->arena, (size_t)r->server->vocab, sizeof *bias);
+    if (!bias)
+        return bl_fail(r->err, BL_E_NOMEM, NULL, r->key, -1, "no memory");
+    for (bl_json_iter it = bl_json_begin(r->v); bl_json_next(&it, &key, &v);) {
+        if (!read_id(r, key, &id))
+            return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "keys must be token ids from 0 to %d", r->server->vocab - 1);
+        if (!bl_json_double(v, &d) || !(d >= -100 && d <= 100))
+            return refuse(r, "values must be numbers from -100 to 100");
+        bias[id] = (float)d;
+    }
+    r->p->adjust.bias = bias;
+    return BL_OK;
+}
+
 static bl_status f_seed(reader *r)
 {
     int64_t n;
@@ -286,24 +341,6 @@ static bl_status f_true_only(reader *r)
     return on ? BL_OK : refuse(r, "must be true: nothing else is supported");
 }
 
-static bl_status only_number(reader *r, double neutral)
-{
-    double d;
-    if (!bl_json_double(r->v, &d))
-        return refuse(r, "must be a number");
-    return d == neutral ? BL_OK : bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "is not supported; it must be %g", neutral);
-}
-
-static bl_status f_zero_only(reader *r)
-{
-    return only_number(r, 0);
-}
-
-static bl_status f_one_only(reader *r)
-{
-    return only_number(r, 1);
-}
-
 static bl_status f_empty_only(reader *r)
 {
     bool empty = (r->v.kind == BL_JSON_OBJECT || r->v.kind == BL_JSON_ARRAY) && bl_json_count(r->v) == 0;
@@ -357,6 +394,11 @@ static const struct {
     {"top_k", BOTH, f_top_k},
     {"min_p", BOTH, f_min_p},
     {"seed", BOTH, f_seed},
+    {"frequency_penalty", BOTH, f_frequency},
+    {"presence_penalty", BOTH, f_presence},
+    {"repetition_penalty", BOTH, f_repetition},
+    {"logit_bias", BOTH, f_logit_bias},
+    {"min_tokens", BOTH, f_min_tokens},
     {"stop", BOTH, f_stop},
     {"stop_token_ids", BOTH, f_stop_ids},
     {"ignore_eos", BOTH, f_ignore_eos},
@@ -371,11 +413,6 @@ static const struct {
     {"stop_in_reasoning", API_CHAT, f_stop_in_reasoning},
     {"skip_special_tokens", BOTH, f_skip_special},
 
-    {"frequency_penalty", BOTH, f_zero_only},
-    {"presence_penalty", BOTH, f_zero_only},
-    {"repetition_penalty", BOTH, f_one_only},
-    {"logit_bias", BOTH, f_empty_only},
-    {"min_tokens", BOTH, f_zero_only},
     {"no_stop_trim", BOTH, f_false_only},
     {"include_stop_str_in_output", BOTH, f_false_only},
     {"add_generation_prompt", API_CHAT, f_true_only},
@@ -446,5 +483,7 @@ bl_status api_read_params(const bl_server *s, bl_json root, unsigned route, bl_a
         return bl_fail(err, BL_E_INPUT, NULL, "top_logprobs", -1, "needs logprobs");
     if (route == API_TEXT && p->max_tokens == 0)
         p->max_tokens = 16;
+    if (p->max_tokens > 0 && p->min_tokens > p->max_tokens)
+        return bl_fail(err, BL_E_INPUT, NULL, "min_tokens", -1, "must not exceed max_tokens, which is %lld", (long long)p->max_tokens);
     return route == API_CHAT ? bl_chat_options_read(root, &p->chat, err) : BL_OK;
 }

@@ -67,6 +67,8 @@ typedef struct api_params {
     int n;
     int64_t max_tokens; /* 0 = not said */
     bl_sampling sampling;
+    bl_adjust adjust;
+    int64_t min_tokens; /* at most max_tokens where that is said */
     bool seeded;
     const char **stops; /* [stop_count] */
     size_t stop_count;

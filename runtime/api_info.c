@@ -131,8 +131,9 @@ void api_server_info(bl_server *s, bl_exchange *x)
     put(&t, ",\"max_model_len\":%lld,\"max_requests\":%d,\"max_queue\":%d,\"max_body\":%llu,\"step_tokens\":%lld,",
         (long long)s->context, o->max_requests, o->max_queue, (unsigned long long)o->max_body, (long long)o->step_tokens);
     put(&t, "\"thinking\":%s,\"reasoning_effort\":%d,", o->thinking ? "true" : "false", BL_CHAT_EFFORT_DEFAULT);
-    put(&t, "\"sampling_defaults\":{\"temperature\":1,\"top_p\":1,\"top_k\":0,\"min_p\":0},");
-    put(&t, "\"logprobs\":\"log_softmax(logits / temperature)\",\"has_image_understanding\":false,\"load_seconds\":%.3f}",
+    put(&t, "\"sampling_defaults\":{\"temperature\":1,\"top_p\":1,\"top_k\":0,\"min_p\":0,\"repetition_penalty\":1,\"presence_penalty\":0,"
+            "\"frequency_penalty\":0},");
+    put(&t, "\"logprobs\":\"log_softmax(logits after penalties and bias / temperature)\",\"has_image_understanding\":false,\"load_seconds\":%.3f}",
         s->load_seconds);
     answer_json(x, &t);
 }

@@ -30,6 +30,7 @@ static void leave(bl_scheduler *s, bl_running *r)
 {
     int64_t length = bl_sequence_length(r->sequence);
     bl_sequence_destroy(&r->sequence);
+    free(r->seen);
     pthread_mutex_lock(&s->lock);
     s->stats.running--;
     s->stats.used_tokens -= length;
@@ -97,15 +98,30 @@ static void put_back(bl_scheduler *s, bl_job *jobs)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* A place for a job, all or nothing. */
+static bl_status take_place(bl_scheduler *s, bl_running *r, bl_job *j, bl_error *err)
+{
+    memset(r, 0, sizeof *r);
+    r->job = j;
+    if (bl_adjust_looks_back(&j->adjust)) {
+        r->seen = calloc((size_t)s->vocab, sizeof *r->seen);
+        if (!r->seen)
+            return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory to count tokens");
+        bl_seen_prompt(r->seen, j->prompt, j->prompt_count);
+    }
+    bl_status status = bl_sequence_create(&r->sequence, s->model, err);
+    if (status != BL_OK)
+        free(r->seen);
+    return status;
+}
+
 static void admit(bl_scheduler *s, bl_job *jobs)
 {
     for (bl_job *j, *next; (j = jobs); jobs = next) {
         bl_error err;
-        bl_running *r = &s->running[s->count];
         bl_error_clear(&err);
-        memset(r, 0, sizeof *r);
         next = j->own.next;
-        if (bl_sequence_create(&r->sequence, s->model, &err) != BL_OK) {
+        if (take_place(s, &s->running[s->count], j, &err) != BL_OK) {
             if (s->count > 0) {
                 put_back(s, jobs);
                 return;
@@ -116,7 +132,6 @@ static void admit(bl_scheduler *s, bl_job *jobs)
             finish_job(s, j, BL_FINISH_FAILED, &err);
             continue;
         }
-        r->job = j;
         s->count++;
         pthread_mutex_lock(&s->lock);
         bl_histogram_add(&s->stats.queue_time, bl_clock() - j->arrived);

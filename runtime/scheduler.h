@@ -6,6 +6,7 @@
 #ifndef BL_RUNTIME_SCHEDULER_H
 #define BL_RUNTIME_SCHEDULER_H
 
+#include "runtime/adjust.h"
 #include "runtime/forward.h"
 #include "runtime/metrics.h"
 #include "runtime/sample.h"
@@ -17,8 +18,8 @@
 
 typedef struct bl_scheduler bl_scheduler;
 
-/* A token as it was chosen. Log-probabilities are log softmax(logits / temperature), before top-k, top-p and min-p; temperature 1 when
- * greedy. */
+/* A token as it was chosen. Log-probabilities are log softmax(logits / temperature) of the adjusted logits, before top-k, top-p and
+ * min-p; temperature 1 when greedy. */
 typedef struct bl_output_token {
     int id;
     float logprob;                      /* only when the job wants it */
@@ -42,6 +43,8 @@ typedef struct bl_job {
     const int32_t *prompt; /* [prompt_count] ids below the vocabulary size; at least one */
     int64_t prompt_count;
     int64_t max_tokens; /* >= 1; prompt_count + max_tokens is the caller's to keep within the context */
+    bl_adjust adjust;
+    int64_t min_tokens; /* the first so many are none of stop_ids */
     bl_sampling sampling;
     const int32_t *stop_ids; /* [stop_count] */
     int stop_count;

@@ -10,6 +10,7 @@
 typedef struct bl_running {
     bl_job *job;
     bl_sequence *sequence;
+    uint32_t *seen;    /* [vocab], adjust.h; NULL when the job does not look back */
     int64_t fed;       /* prompt tokens that have been run */
     int64_t generated; /* tokens handed out */
     int32_t last;      /* the newest of them; not run yet */

@@ -76,7 +76,10 @@ static void sample_one(void *arg, int64_t item, int worker)
     const bl_job *j = r->job;
     if (r->row < 0)
         return;
-    const float *logits = s->logits + r->row * s->vocab;
+    float *logits = s->logits + r->row * s->vocab;
+    bl_adjust_logits(logits, s->vocab, &j->adjust, r->seen);
+    for (int i = 0; r->generated < j->min_tokens && i < j->stop_count; i++)
+        logits[j->stop_ids[i]] = -INFINITY;
     uint64_t position = (uint64_t)(j->prompt_count + r->generated);
     bl_output_token *o = &r->out;
     o->id = bl_sample(logits, s->vocab, &j->sampling, position, s->scratch + (size_t)worker * 2 * (size_t)s->vocab,
@@ -106,6 +109,8 @@ static void hand_out(bl_running *r, double now)
         return;
     }
     r->last = r->out.id;
+    if (r->seen)
+        bl_seen_output(r->seen, r->last);
     r->previous = now;
     r->generated++;
     bool more = j->token(j->arg, &r->out);

@@ -15,6 +15,10 @@ static void check_params(const api_params *p)
     const bl_sampling *s = &p->sampling;
     BL_MUST(p->n >= 1 && p->n <= API_MAX_CHOICES && p->max_tokens >= 0);
     BL_MUST(isfinite(s->temperature) && s->temperature >= 0 && s->top_p > 0 && s->top_p <= 1 && s->min_p >= 0 && s->min_p <= 1);
+    BL_MUST(fabsf(p->adjust.presence) <= 2 && fabsf(p->adjust.frequency) <= 2 && p->adjust.repetition >= 0 && p->adjust.repetition <= 2);
+    BL_MUST(p->min_tokens >= 0 && (p->max_tokens == 0 || p->min_tokens <= p->max_tokens));
+    for (int i = 0; p->adjust.bias && i < STUB_VOCAB; i++)
+        BL_MUST(fabsf(p->adjust.bias[i]) <= 100);
     BL_MUST(p->stop_count <= API_MAX_STOPS && p->stop_id_count <= API_MAX_STOPS + 1);
     BL_MUST(p->top_logprobs >= 0 && p->top_logprobs <= BL_MAX_TOP_LOGPROBS && s->top_k >= 0);
     for (size_t i = 0; i < p->stop_count; i++)

@@ -165,6 +165,62 @@ def test_several_answers():
         assert one["choices"][0]["text"] == texts[3]
 
 
+ADJUSTED = [{}, {"presence_penalty": 1.5}, {"frequency_penalty": 0.75}, {"repetition_penalty": 1.8}, {"repetition_penalty": 0.6, "frequency_penalty": 2},
+            {"logit_bias": {"100": 1.5, "117": -100}}, {"presence_penalty": -2, "logit_bias": {"99": 0.5}}, {"min_tokens": 25}]
+
+
+def test_adjusted_alone_and_in_a_crowd():
+    """Penalties, biases and least lengths: the same seed gives the same text whatever else runs, and each of them counts."""
+    bodies = [{"prompt": "some prompt", "max_tokens": 40, "temperature": i // 8 % 2, "seed": 11, **ADJUSTED[i % 8]} for i in range(32)]
+    with Server("baleend_stub", env={"STUB_EOS_LENGTH": "30"}) as s:
+        alone = [s.post(TEXT, b)["choices"][0]["text"] for b in bodies]
+    with Server("baleend_stub", "--step-tokens", 5, "--max-requests", 6, env={"STUB_STEP_US": "300", "STUB_EOS_LENGTH": "30"}) as s:
+        whole = together([lambda b=b: s.post(TEXT, b)["choices"][0]["text"] for b in bodies])
+        streamed = together([lambda b=b: joined(s.stream(TEXT, b))[0] for b in bodies])
+    assert whole == alone and streamed == alone
+    assert len(set(alone[:8])) == 8
+
+
+def likely(s, prompt, **kw):
+    """Ids of the output and log-probabilities of the likeliest tokens at its last position."""
+    got = s.post(TEXT, {"prompt": prompt, "temperature": 0, "logprobs": 20, **kw})["choices"][0]
+    return s.post("/tokenize", {"prompt": got["text"]})["tokens"], got["logprobs"]["top_logprobs"][-1]
+
+
+@pytest.mark.parametrize("presence,frequency", [(0, 0.125), (0.5, 0), (0.25, 0.125), (-1, 0.5), (0, -0.25)])
+def test_penalties_are_as_documented(presence, frequency):
+    """logit - frequency * count - presence * (count > 0), counted over the output alone: seen in log-probabilities against those of a
+    request whose prompt is that output."""
+    with Server("baleend_stub") as s:
+        prompt = s.post("/tokenize", {"prompt": "abcdefghijklmnopqrstuvwxyz"})["tokens"]
+        ids, changed = likely(s, prompt, max_tokens=60, presence_penalty=presence, frequency_penalty=frequency)
+        _, plain = likely(s, prompt + ids[:-1], max_tokens=1)
+        both = [t for t in changed if t in plain and len(t) == 1 and t.isascii()]  # no two tokens of one text
+        output = s.post("/detokenize", {"tokens": ids[:-1]})["text"]
+        count = {t: output.count(t) for t in both}
+        shift = {t: changed[t] - plain[t] + frequency * count[t] + presence * (count[t] > 0) for t in both}
+        assert len(both) > 3 and len(set(count.values())) > 1, count
+        assert max(shift.values()) - min(shift.values()) < 1e-4, (shift, count)
+
+
+def test_bias_and_least_length():
+    with Server("baleend_stub", env={"STUB_EOS_LENGTH": "20"}) as s:
+        q = s.post("/tokenize", {"prompt": "q"})["tokens"][0]
+        assert s.complete("x", max_tokens=8, logit_bias={str(q): 100})["choices"][0]["text"] == "q" * 8
+        text = s.complete("x", max_tokens=15)["choices"][0]["text"]
+        first = s.post("/tokenize", {"prompt": text[0]})["tokens"][0]
+        assert text[0] not in s.complete("x", max_tokens=15, logit_bias={str(first): -100})["choices"][0]["text"]
+        twice = '{"prompt": "x", "max_tokens": 3, "temperature": 0, "logit_bias": {"%d": -100, "%d": 100}}' % (q, q)
+        assert s.post(TEXT, twice)["choices"][0]["text"] == "qqq"  # the last of equal keys counts
+        for least in (1, 19, 20, 21, 30):
+            got = s.complete("x", max_tokens=40, min_tokens=least)
+            assert got["usage"]["completion_tokens"] == max(20, least + 1) and got["choices"][0]["finish_reason"] == "stop"
+        got = s.complete("x", max_tokens=40, min_tokens=40)
+        assert got["usage"]["completion_tokens"] == 40 and got["choices"][0]["finish_reason"] == "length"
+        got = s.complete("x", max_tokens=25, min_tokens=25, logprobs=20)["choices"][0]["logprobs"]
+        assert all(v >= -9999 for top in got["top_logprobs"] for v in top.values())  # what is masked has a number in JSON too
+
+
 def test_stop_strings():
     with Server("baleend_stub") as s:
         text = s.complete("stop", max_tokens=40)["choices"][0]["text"]

@@ -177,16 +177,22 @@ stub_counts *stub_counted(bl_model *m)
     return &m->counts;
 }
 
-void stub_expect(const bl_model *m, const int32_t *prompt, int64_t count, const bl_sampling *how, int64_t n, int32_t *out)
+void stub_expect(const bl_model *m, const bl_job *job, int64_t n, int32_t *out)
 {
     float logits[STUB_VOCAB];
     int32_t scratch[2 * STUB_VOCAB];
+    uint32_t seen[STUB_VOCAB] = {0};
     uint64_t history = 0;
-    for (int64_t i = 0; i < count; i++)
-        history = append(history, prompt[i]);
+    for (int64_t i = 0; i < job->prompt_count; i++)
+        history = append(history, job->prompt[i]);
+    bl_seen_prompt(seen, job->prompt, job->prompt_count);
     for (int64_t i = 0; i < n; i++) {
-        fill_logits(m, history, count + i, logits);
-        out[i] = bl_sample(logits, STUB_VOCAB, how, (uint64_t)(count + i), scratch, NULL);
+        fill_logits(m, history, job->prompt_count + i, logits);
+        bl_adjust_logits(logits, STUB_VOCAB, &job->adjust, seen);
+        for (int k = 0; i < job->min_tokens && k < job->stop_count; k++)
+            logits[job->stop_ids[k]] = -INFINITY;
+        out[i] = bl_sample(logits, STUB_VOCAB, &job->sampling, (uint64_t)(job->prompt_count + i), scratch, NULL);
+        bl_seen_output(seen, out[i]);
         history = append(history, out[i]);
     }
 }

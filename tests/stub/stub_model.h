@@ -5,8 +5,7 @@
 #ifndef BL_TESTS_STUB_MODEL_H
 #define BL_TESTS_STUB_MODEL_H
 
-#include "runtime/forward.h"
-#include "runtime/sample.h"
+#include "runtime/scheduler.h"
 
 #include <stdatomic.h>
 
@@ -36,7 +35,7 @@ typedef struct stub_counts {
 } stub_counts;
 stub_counts *stub_counted(bl_model *m);
 
-/* The continuation of prompt, n ids, as the model and the way of sampling define it. */
-void stub_expect(const bl_model *m, const int32_t *prompt, int64_t count, const bl_sampling *how, int64_t n, int32_t *out);
+/* The first n ids of a job, as the model and the way of choosing define them. */
+void stub_expect(const bl_model *m, const bl_job *job, int64_t n, int32_t *out);
 
 #endif

@@ -90,7 +90,7 @@ static void expect(client *c, bl_finish why, int count)
     wait_for(&c->done, 1);
     assert_int_equal(c->why, why);
     assert_int_equal(c->count, count);
-    stub_expect(c->model, c->prompt, c->job.prompt_count, &c->job.sampling, count, want);
+    stub_expect(c->model, &c->job, count, want);
     assert_memory_equal(c->out, want, (size_t)count * sizeof *want);
 }
 
@@ -372,6 +372,49 @@ static void test_seed(void **state)
     end(s, m);
 }
 
+/* Penalties and biases are a job's own: the same in a crowd of others, and in a place that was somebody else's before. */
+static void test_adjusted(void **state)
+{
+    static const int greedy[4] = {6, 12, 18, 4}; /* one of each other kind */
+    float bias[STUB_VOCAB] = {0};
+    bias[3 + 'q'] = 1;
+    const bl_adjust kinds[5] = {{0}, {.presence = 1.25f}, {.frequency = 0.5f}, {.repetition = 4}, {.repetition = 0.5f, .frequency = 2, .bias = bias}};
+    bl_model *m = stub_open(&(stub_options){.context = 4096});
+    bl_scheduler *s = start(m, 5, 40, 24);
+    client *c[20];
+    for (int i = 0; i < 20; i++) {
+        c[i] = new_client(m, 30, 40 + i, 9);
+        c[i]->job.adjust = kinds[i % 5];
+        c[i]->job.sampling = (bl_sampling){.temperature = i % 2 ? 1 : 0, .top_p = 1, .seed = 3};
+        submit(s, c[i]);
+    }
+    for (int i = 0; i < 20; i++)
+        expect(c[i], BL_FINISH_LENGTH, 40 + i);
+    for (int i = 0; i < 4; i++)
+        assert_memory_not_equal(c[0]->out, c[greedy[i]]->out, 40 * sizeof *c[0]->out);
+    for (int i = 0; i < 20; i++)
+        free(c[i]);
+    end(s, m);
+}
+
+/* The stop token would come as the eleventh; it has to wait. */
+static void test_min_tokens(void **state)
+{
+    static const int32_t stops[1] = {STUB_EOS};
+    bl_model *m = stub_open(&(stub_options){.context = 4096, .eos_length = 20});
+    bl_scheduler *s = start(m, 4, 4, 64);
+    for (int least = 0; least < 30; least += 7) {
+        client *c = new_client(m, 10, 100, 1);
+        c->job.stop_ids = stops;
+        c->job.stop_count = 1;
+        c->job.min_tokens = least;
+        submit(s, c);
+        expect(c, BL_FINISH_STOP_TOKEN, least < 11 ? 11 : least + 1);
+        free(c);
+    }
+    end(s, m);
+}
+
 /* A short prompt does not wait for a long one, and neither stops what generates. */
 static void test_fair(void **state)
 {
@@ -436,7 +479,8 @@ int main(void)
         cmocka_unit_test(test_one),       cmocka_unit_test(test_last_token_is_not_run), cmocka_unit_test(test_many),
         cmocka_unit_test(test_together),  cmocka_unit_test(test_limits),                cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_stops),     cmocka_unit_test(test_failure),               cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_seed),      cmocka_unit_test(test_fair),                  cmocka_unit_test(test_destroy_ends_all),
+        cmocka_unit_test(test_seed),      cmocka_unit_test(test_adjusted),              cmocka_unit_test(test_min_tokens),
+        cmocka_unit_test(test_fair),      cmocka_unit_test(test_destroy_ends_all),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
