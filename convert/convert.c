@@ -49,7 +49,7 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
     const char *path = j->o->scale_hints;
     char kept[4096];
     if (!path && !j->o->no_hints) {
-        int n = snprintf(kept, sizeof kept, "%s/%s", j->source->path, BL_HINTS_NAME);
+        int n = snprintf(kept, sizeof kept, "%s/%s", j->source->path, BL_SCALES_NAME);
         path = n > 0 && (size_t)n < sizeof kept && access(kept, F_OK) == 0 ? kept : NULL;
     }
     if (!path || j->plan.action_count[BL_ACT_ENCODE] == 0) {
@@ -62,7 +62,7 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
 
 static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
 {
-    bl_plan_options po = {.target = j->o->target, .drop = j->o->drop, .shard_size = j->o->shard_size};
+    bl_plan_options po = {.target = j->o->target, .drop = j->o->drop, .shard_size = j->o->shard_size, .save_scales = j->o->save_scales};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
@@ -146,8 +146,9 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     memcpy(r->action_count, j->plan.action_count, sizeof r->action_count);
     r->source_tensors = j->source->tensor_count;
     r->source_bytes = j->source->tensor_bytes;
-    r->tensors = j->plan.tensor_count;
-    r->files = j->plan.file_count;
+    r->tensors = j->plan.tensor_count - j->plan.aside_count;
+    r->files = j->plan.file_count - (j->plan.aside_count > 0);
+    r->scales_saved = j->plan.aside_count;
     r->tensor_bytes = j->plan.tensor_bytes;
     r->file_bytes = j->plan.file_bytes;
     r->dropped = j->plan.dropped;

@@ -11,6 +11,7 @@ typedef struct bl_convert_options {
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in one file */
     const int *layers;   /* [layer_count] backbone layers to keep; layer_count 0 = all */
     size_t layer_count;
+    bool save_scales;    /* BL_TO_BF16: keep the scales beside the cast, for the way back */
     /* BL_TO_RELEASED */
     const char *scale_hints; /* bl_hints_open; NULL: what the source itself kept, if it did */
     bool no_hints;           /* not even that */
@@ -30,7 +31,8 @@ typedef struct bl_convert_options {
 
 typedef struct bl_convert_report {
     size_t action_count[BL_ACTIONS]; /* source tensors by action */
-    size_t source_tensors, tensors, files;
+    size_t source_tensors, tensors, files; /* tensors and files of the checkpoint that comes out */
+    size_t scales_saved;                   /* beside it, in one more file */
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
     bl_encode_stats encoded[BL_ENCODE_CLASSES];

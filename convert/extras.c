@@ -97,12 +97,14 @@ bl_status bl_job_index(bl_job *j, bl_error *err)
         free(order);
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the index");
     }
+    size_t count = 0;
     for (size_t i = 0; i < plan->tensor_count; i++) {
-        order[i] = &plan->tensors[i];
+        order[count] = &plan->tensors[i];
+        count += !plan->tensors[i].aside;
     }
-    qsort(order, plan->tensor_count, sizeof *order, by_name);
+    qsort(order, count, sizeof *order, by_name);
     fprintf(f, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {", (unsigned long long)plan->tensor_bytes);
-    for (size_t i = 0; i < plan->tensor_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         fputs(i ? ",\n    " : "\n    ", f);
         put_name(f, order[i]->tensor.name);
         fprintf(f, ": \"%s\"", plan->files[order[i]->tensor.file].name);

@@ -48,7 +48,7 @@ static bl_status open_hints(bl_hints *h, const char *path, bl_error *err)
 {
     char kept[4096];
     struct stat st;
-    int n = snprintf(kept, sizeof kept, "%s/%s", path, BL_HINTS_NAME);
+    int n = snprintf(kept, sizeof kept, "%s/%s", path, BL_SCALES_NAME);
     bool file = n > 0 && (size_t)n < sizeof kept && stat(kept, &st) == 0;
     BL_TRY(bl_checkpoint_open(&h->c, file ? kept : path, NULL, err));
     if (h->c->kind != BL_SOURCE_FILE) {

@@ -4,14 +4,9 @@
 
 #include "convert/plan.h"
 
-/* The file that --to bf16 keeps the scales in when asked to: a safetensors file of the E8M0 tensors under their released names. It
- * is not called .safetensors, because many readers of a checkpoint folder take every file of that name, whatever the index says,
- * and would meet tensors they do not know. */
-#define BL_HINTS_NAME "scales.source.st"
-
 typedef struct bl_hints bl_hints;
 
-/* Open the hints at path: a file as above, a folder that has one, or any checkpoint with scales (released or packed). */
+/* Open the hints at path: a BL_SCALES_NAME file, a folder that has one, or any checkpoint with scales (released or packed). */
 bl_status bl_hints_open(bl_hints **out, const char *path, bl_error *err);
 /* Nulls *h; NULL is fine. */
 void bl_hints_close(bl_hints **h);

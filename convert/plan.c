@@ -46,7 +46,7 @@ static bl_status plan_bf16(bl_planner *p, bl_plan_source s, bl_error *err)
 {
     bool cast = s.w->form == BL_FORM_FP8 || s.w->form == BL_FORM_FP4;
     bool stacked = s.w->tensor->ndim > s.w->slot->ndim;
-    act_all(p, s, stacked ? BL_ACT_UNSTACK : cast ? BL_ACT_CAST : BL_ACT_COPY, cast ? BL_ACT_CONSUME : BL_ACT_COPY);
+    act_all(p, s, stacked ? BL_ACT_UNSTACK : cast ? BL_ACT_CAST : BL_ACT_COPY, cast && !p->o->save_scales ? BL_ACT_CONSUME : BL_ACT_COPY);
     return bl_plan_single(p, s, cast, err);
 }
 

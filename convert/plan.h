@@ -15,6 +15,7 @@ typedef struct bl_plan_options {
     bl_target target;
     unsigned drop;       /* BL_DROP_ bits */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
+    bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
 } bl_plan_options;
 
@@ -49,11 +50,18 @@ typedef struct bl_plan_tensor {
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of BF16 values, codes or (scale) what goes with them; 0 = not encoded */
+    bool aside;   /* kept beside the checkpoint, not a part of it */
     bool stacked; /* members are the experts 0.. of one layer */
 } bl_plan_tensor;
 
+/* The file that BL_TO_BF16 keeps the scales in when asked to: a safetensors file of the E8M0 tensors under their released names. It
+ * is not called .safetensors, because many readers of a checkpoint folder take every file of that name, whatever the index says,
+ * and would meet tensors they do not know. */
+#define BL_SCALES_NAME "scales.source.st"
+
 typedef struct bl_plan_file {
     const char *name; /* relative to the output folder */
+    bool aside;       /* BL_SCALES_NAME: not in the index */
     const bl_plan_tensor *tensors; /* [count], in data order */
     size_t count;
     const char *header; /* safetensors header, header_bytes */
@@ -70,7 +78,8 @@ typedef struct bl_plan {
     size_t tensor_count;
     size_t sum_count;
     size_t fp8, fp4; /* BL_TO_RELEASED: weights (tables aside) that come out in these forms */
-    uint64_t tensor_bytes, file_bytes;
+    size_t aside_count; /* of the tensors: kept aside */
+    uint64_t tensor_bytes, file_bytes; /* tensor_bytes without those */
     const bl_action *actions; /* [tensor_count of the source] */
     size_t action_count[BL_ACTIONS];
 } bl_plan;

@@ -22,7 +22,7 @@ typedef struct bl_plan_source {
     size_t count;
 } bl_plan_source;
 
-/* Add the output tensors of a weight: its codes, or their cast to BF16, and its scale unless the cast uses it up. */
+/* Add the output tensors of a weight: its codes, or their cast to BF16, and its scale, aside or nowhere when the cast uses it up. */
 bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *err);
 /* Add the codes that a BF16 weight is encoded to, and their scale behind them. */
 bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_error *err);

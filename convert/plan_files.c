@@ -18,14 +18,39 @@ static uint64_t bytes_of(const bl_plan_tensor *t)
     return n;
 }
 
-/* Fill shards in model order up to the cap. Returns their number. */
+static int by_file(const void *a, const void *b)
+{
+    const bl_plan_tensor *s = a, *t = b;
+    if (s->tensor.file != t->tensor.file) {
+        return s->tensor.file < t->tensor.file ? -1 : 1;
+    }
+    return s->tensor.offset != t->tensor.offset ? (s->tensor.offset < t->tensor.offset ? -1 : 1)
+                                                : strcmp(s->tensor.name, t->tensor.name);
+}
+
+/* Scales kept aside go to one file behind the shards; leaves the tensors sorted by file. Returns the number of files. */
+static size_t deal_aside(bl_planner *p, size_t shards)
+{
+    bool any = false;
+    for (size_t i = 0; i < p->out->tensor_count; i++) {
+        bl_plan_tensor *t = &p->out->tensors[i];
+        t->tensor.file = t->aside ? (uint32_t)shards : t->tensor.file;
+        any |= t->aside;
+    }
+    if (any) {
+        qsort(p->out->tensors, p->out->tensor_count, sizeof *p->out->tensors, by_file);
+    }
+    return shards + any;
+}
+
+/* Fill shards in model order up to the cap. Returns the number of files. */
 static size_t deal_shards(bl_planner *p)
 {
     uint64_t filled = 0;
     size_t shard = 0;
     for (size_t i = 0; i < p->out->tensor_count; i++) {
         bl_plan_tensor *t = &p->out->tensors[i];
-        uint64_t n = bytes_of(t);
+        uint64_t n = t->aside ? 0 : bytes_of(t);
         bool bound = t->encode && t->scale; /* made with the tensor before it */
         if (filled && filled + n > p->o->shard_size && !bound) {
             shard++;
@@ -34,7 +59,7 @@ static size_t deal_shards(bl_planner *p)
         t->tensor.file = (uint32_t)shard;
         filled += n;
     }
-    return shard + 1;
+    return deal_aside(p, shard + 1);
 }
 
 /* Packed: the number of a tensor's file among backbone layers, then draft stages, then Engram tables by layer, then the rest. */
@@ -46,16 +71,6 @@ static uint32_t packed_key(const bl_planner *p, const bl_plan_tensor *t)
         return layers + (uint32_t)w->slot->layer;
     }
     return w->slot->layer >= 0 ? (uint32_t)w->slot->layer : 2 * layers;
-}
-
-static int by_file(const void *a, const void *b)
-{
-    const bl_plan_tensor *s = a, *t = b;
-    if (s->tensor.file != t->tensor.file) {
-        return s->tensor.file < t->tensor.file ? -1 : 1;
-    }
-    return s->tensor.offset != t->tensor.offset ? (s->tensor.offset < t->tensor.offset ? -1 : 1)
-                                                : strcmp(s->tensor.name, t->tensor.name);
 }
 
 /* Give the packed files consecutive numbers; leaves the tensors sorted by file. Returns the number of files. */
@@ -77,13 +92,16 @@ static size_t deal_packed(bl_planner *p)
     return file;
 }
 
-static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t index)
+/* shards: how many of the files are a part of the checkpoint. */
+static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t index, size_t shards)
 {
     char name[64];
     const bl_weight *w = first->members[0].pieces;
     int layers = p->c->config.num_hidden_layers;
-    if (p->o->target != BL_TO_PACKED) {
-        snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, p->out->file_count);
+    if (first->aside) {
+        snprintf(name, sizeof name, BL_SCALES_NAME);
+    } else if (p->o->target != BL_TO_PACKED) {
+        snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, shards);
     } else if (w->form == BL_FORM_TABLE) {
         snprintf(name, sizeof name, "rank-0000/engram-%02d.safetensors", w->slot->layer);
     } else if (w->slot->layer < 0) {
@@ -127,7 +145,8 @@ static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors
             return bl_fail(err, BL_E_INTERNAL, f->name, scratch[i].name, -1, "planned bytes and shape disagree");
         }
         tensors[i].tensor = scratch[i];
-        p->out->tensor_bytes += scratch[i].nbytes;
+        p->out->tensor_bytes += tensors[i].aside ? 0 : scratch[i].nbytes;
+        p->out->aside_count += tensors[i].aside;
     }
     qsort(tensors, f->count, sizeof *tensors, by_file);
     f->tensors = tensors;
@@ -140,6 +159,7 @@ bl_status bl_plan_files(bl_planner *p, bl_error *err)
     bl_plan *out = p->out;
     out->file_count = p->o->target != BL_TO_PACKED ? deal_shards(p) : deal_packed(p);
     out->files = bl_arena_array(p->arena, out->file_count, sizeof *out->files);
+    const bl_plan_tensor *last = &out->tensors[out->tensor_count ? out->tensor_count - 1 : 0];
     bl_tensor *scratch = calloc(out->tensor_count + 1, sizeof *scratch);
     bl_status s = out->files && scratch ? BL_OK : bl_plan_nomem(p, err);
     for (size_t i = 0, file = 0; s == BL_OK && i < out->tensor_count; file++) {
@@ -147,7 +167,8 @@ bl_status bl_plan_files(bl_planner *p, bl_error *err)
         while (i + f->count < out->tensor_count && out->tensors[i + f->count].tensor.file == file) {
             f->count++;
         }
-        f->name = file_name(p, &out->tensors[i], file);
+        f->aside = out->tensors[i].aside;
+        f->name = file_name(p, &out->tensors[i], file, out->file_count - (last->aside ? 1 : 0));
         s = f->name ? lay_out(p, f, &out->tensors[i], scratch, err) : bl_plan_nomem(p, err);
         i += f->count;
     }

@@ -57,7 +57,7 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *e
     t->cast = cast;
     add_member(p, t, s, part);
     out_shape(&view.w, false, cast, shape_of(t));
-    if (!s.w->scale || cast) {
+    if (!s.w->scale || (cast && !p->o->save_scales)) {
         return BL_OK;
     }
     char name[192];
@@ -67,6 +67,7 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *e
         return bl_plan_nomem(p, err);
     }
     t->scale = true;
+    t->aside = cast;
     out_shape(&view.w, true, false, shape_of(t));
     return BL_OK;
 }

@@ -21,6 +21,8 @@ static const char details[] =
     "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
     "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
     "\n"
+    "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
+    "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
     "DST appears complete or not at all; it must not exist or be an empty folder. Both kinds carry SHA256SUMS, which\n"
     "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
     "--layers keeps the named backbone layers and everything global; the result is marked in its config.json as a part of a\n"
@@ -114,6 +116,9 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
                           (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
                           "file_bytes", (json_int_t)r->file_bytes, "sha256", !o->no_sha256, "seconds", r->seconds);
+    if (o->target == BL_TO_BF16) {
+        json_object_set_new(j, "scales_saved", json_integer((json_int_t)r->scales_saved));
+    }
     if (o->target == BL_TO_RELEASED) {
         json_object_set_new(j, "encoded", encoded_json(r));
         json_object_set_new(j, "scale_hints", r->hinted ? json_integer((json_int_t)r->hinted_count) : json_null());
@@ -132,6 +137,9 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
     printf("\n");
+    if (r->scales_saved) {
+        printf("%zu original scales kept in " BL_SCALES_NAME "\n", r->scales_saved);
+    }
     if (r->hinted) {
         printf("scale hints for %zu of %zu weights\n", r->hinted_count, r->action_count[BL_ACT_ENCODE]);
     }
@@ -152,6 +160,7 @@ int cmd_convert(int argc, char **argv)
         {"drop", CLI_STRING, &drop, "LIST", "packed, released: drop dspark, vision or both (default: neither)"},
         {"layers", CLI_STRING, &layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
         {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
+        {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
         {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
         {"fp4-ties", CLI_STRING, &ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
@@ -173,6 +182,9 @@ int cmd_convert(int argc, char **argv)
     o.drop = o.target == BL_TO_BF16 ? BL_DROP_DSPARK | BL_DROP_VISION : 0;
     if ((keep && o.target != BL_TO_BF16) || (drop && o.target == BL_TO_BF16)) {
         return cli_usage_error(&c, "--keep goes with --to bf16, --drop with the others");
+    }
+    if (o.save_scales && o.target != BL_TO_BF16) {
+        return cli_usage_error(&c, "--save-scales goes with --to bf16");
     }
     if ((o.scale_hints || ties || o.canonical_zero) && o.target != BL_TO_RELEASED) {
         return cli_usage_error(&c, "--scale-hints, --fp4-ties and --canonical-zero go with --to released");

@@ -442,7 +442,7 @@ def test_tensors_at_odd_offsets(baleen, demo_cast, tmp_path):
 
 @pytest.mark.parametrize("args", [["--to", "bf16", "--scale-hints", DEMO], ["--to", "packed", "--fp4-ties", "even"],
                                   ["--to", "released", "--fp4-ties", "up"], ["--to", "bf16", "--canonical-zero"],
-                                  ["--to", "released", "--keep", "dspark"]])
+                                  ["--to", "released", "--keep", "dspark"], ["--to", "released", "--save-scales"]])
 def test_usage(baleen, tmp_path, args):
     r = baleen("convert", DEMO, tmp_path / "out", *args)
     assert r.rc == 2 and r.err.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -509,3 +509,64 @@ def test_memory_does_not_grow_with_tensors(demo_cast, tmp_path):
                 data.seek(base + h[n]["data_offsets"][0])
                 assert set(data.read(h[n]["data_offsets"][1] - h[n]["data_offsets"][0])) == {105}
     shutil.rmtree(tmp_path / "out")
+
+
+# ---- scales kept with the cast
+
+@pytest.mark.parametrize("extra", [[], ["--shard-size", "1MB"], ["--keep", "dspark"]])
+def test_save_scales(baleen, tmp_path, extra):
+    plain, cast = tmp_path / "plain", tmp_path / "b"
+    ok(baleen("convert", DEMO, plain, "--to", "bf16", *extra))
+    r = json.loads(ok(baleen("convert", DEMO, cast, "--to", "bf16", "--save-scales", "--json", *extra)).out)
+    for f in plain.iterdir():
+        if f.name != "SHA256SUMS":
+            assert (cast / f.name).read_bytes() == f.read_bytes(), f.name
+    assert {f.name for f in cast.iterdir()} - {f.name for f in plain.iterdir()} == {"scales.source.st"}
+    check_sums(cast)
+    ok(baleen("verify", cast, "--against", DEMO))
+    want = {n: t for n, t in ckpt.tensors(DEMO).items()
+            if t[0] == "F8_E8M0" and ".engram.embed." not in n and (extra == ["--keep", "dspark"] or not n.startswith("mtp."))}
+    assert ckpt.tensors(cast / "scales.source.st") == want and r["scales_saved"] == len(want)
+    assert r["tensors"] == len(ckpt.tensors(cast)) and r["files"] == len(list(cast.glob("*.safetensors")))
+
+    # the way back needs nothing else
+    back = released(baleen, cast, tmp_path / "r")
+    assert back["scale_hints"] == len(want)
+    have, original = ckpt.tensors(tmp_path / "r"), ckpt.tensors(DEMO)
+    assert all(have[n] == original[n] for n in have)
+    assert released(baleen, cast, tmp_path / "n", "--scale-hints", "none")["scale_hints"] is None
+    # nor does a trainer's folder, with the cast's
+    (tmp_path / "trained").mkdir()
+    for f in plain.iterdir():
+        if f.name != "SHA256SUMS":
+            shutil.copy(f, tmp_path / "trained")
+    for i, hints in enumerate((cast, cast / "scales.source.st")):
+        released(baleen, tmp_path / "trained", tmp_path / f"t{i}", "--scale-hints", hints)
+        same_tensors(tmp_path / f"t{i}", tmp_path / "r")
+    # a flipped bit in it is found
+    file = cast / "scales.source.st"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    assert baleen("verify", cast).rc == 1
+
+
+def test_save_scales_from_a_packed_model(baleen, tmp_path):
+    ok(baleen("convert", DEMO, tmp_path / "p", "--to", "packed"))
+    ok(baleen("convert", tmp_path / "p", tmp_path / "a", "--to", "bf16", "--save-scales"))
+    ok(baleen("convert", DEMO, tmp_path / "b", "--to", "bf16", "--save-scales"))
+    assert (tmp_path / "a" / "scales.source.st").read_bytes() == (tmp_path / "b" / "scales.source.st").read_bytes()
+    r = json.loads(ok(baleen("convert", tmp_path / "b", tmp_path / "c", "--to", "bf16", "--save-scales", "--json")).out)
+    assert r["scales_saved"] == 0 and not (tmp_path / "c" / "scales.source.st").exists()
+
+
+def test_kept_scales_that_are_damaged(baleen, tmp_path):
+    ok(baleen("convert", DEMO, tmp_path / "b", "--to", "bf16", "--save-scales"))
+    file = tmp_path / "b" / "scales.source.st"
+    raw = file.read_bytes()
+    for bad in (raw[:len(raw) // 2], b"", raw + b"x", b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 7\n"):
+        file.write_bytes(bad)
+        assert_refused(baleen, tmp_path / "b", tmp_path, words=["scales.source.st"])
+    file.unlink()
+    file.mkdir()
+    assert_refused(baleen, tmp_path / "b", tmp_path, words=["scales.source.st"])
