@@ -105,8 +105,8 @@ uint8_t bl_e8m0_ceil(float r)
     return (uint8_t)(e < 254 ? e : 254);
 }
 
-/* ---- rows. The float32 product of a code and a scale is exact wherever it is finite (at most four significant bits, and
- * 2^-9 * 2^-127 is still a float32), so the only rounding is the last one. The sign is the code's, also of a NaN. */
+/* ---- rows. The float32 product of a code and a power of two is exact wherever it is finite (at most four significant bits,
+ * and 2^-9 * 2^-127 is still a float32), so the only rounding is the last one. The sign is the code's, also of a NaN. */
 
 static inline uint16_t scaled(float magnitude, float scale, unsigned sign)
 {
@@ -127,6 +127,15 @@ void bl_fp4_row_c(uint16_t *out, const uint8_t *packed, const uint8_t *scale, in
     }
 }
 
+void bl_fp8_f32_row_c(uint16_t *out, const uint8_t *codes, const void *scale, int64_t cols, int64_t block)
+{
+    float s = 0;
+    for (int64_t i = 0; i < cols; i++) {
+        if (i % block == 0) memcpy(&s, (const char *)scale + i / block * 4, 4);
+        out[i] = scaled(bl_e4m3_to_f32(codes[i] & 0x7f), s, codes[i] >> 7);
+    }
+}
+
 static void no_fence(void)
 {
 }
@@ -137,6 +146,26 @@ static int64_t scale_check_c(const uint8_t *scale, int64_t n, uint8_t lo, uint8_
 {
     int64_t i = 0;
     while (i < n && scale[i] >= lo && scale[i] <= hi) i++;
+    return i;
+}
+
+int64_t bl_f32_scale_check(const void *scale, int64_t n)
+{
+    int64_t i = 0;
+    for (float s; i < n; i++) {
+        memcpy(&s, (const char *)scale + 4 * i, 4);
+        if (!(s >= BL_F32_SCALE_MIN && s <= BL_F32_SCALE_MAX)) break;
+    }
+    return i;
+}
+
+int64_t bl_f32_scale_inexact(const void *scale, int64_t n)
+{
+    int64_t i = 0;
+    for (uint32_t u; i < n; i++) {
+        memcpy(&u, (const char *)scale + 4 * i, 4);
+        if (u & 0x7fffff) break;
+    }
     return i;
 }
 
@@ -206,6 +235,7 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
         .fp8_row_stream = bl_fp8_row_c,
         .fp4_row_stream = bl_fp4_row_c,
         .stream_fence = no_fence,
+        .fp8_f32_row = bl_fp8_f32_row_c,
         .scale_check = scale_check_c,
         .fp8_nan = fp8_nan_c,
         .f32_nonfinite = f32_nonfinite_c,

@@ -44,6 +44,11 @@ typedef struct bl_cast_kernels {
     void (*fp8_row_stream)(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
     void (*fp4_row_stream)(uint16_t *out, const uint8_t *packed, const uint8_t *scale, int64_t cols);
     void (*stream_fence)(void);
+    /* cols e4m3 codes of one row, float32 scale[i / block] for element i; scale at any alignment, block >= 1. The result is
+     * the float32 product rounded to nearest even, rounded to bf16 likewise: exact for scales that are powers of two in
+     * [BL_F32_SCALE_MIN, BL_F32_SCALE_MAX], one rounding of either kind (at most half a unit of bf16, but for double rounding)
+     * for others. A caller refuses scales that bl_f32_scale_check finds. */
+    void (*fp8_f32_row)(uint16_t *out, const uint8_t *codes, const void *scale, int64_t cols, int64_t block);
     /* Are all n scale bytes inside [lo, hi], lo <= hi? Returns the index of the first that is not, n when all are. */
     int64_t (*scale_check)(const uint8_t *scale, int64_t n, uint8_t lo, uint8_t hi);
     /* Index of the first e4m3 NaN code (0x7F, 0xFF) among n, n when none. */
@@ -64,5 +69,13 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu);
 
 /* Scale bytes for which every code casts exactly: e4m3 3..246, e2m1 0..252. */
 enum { BL_FP8_SCALE_MIN = 3, BL_FP8_SCALE_MAX = 246, BL_FP4_SCALE_MIN = 0, BL_FP4_SCALE_MAX = 252 };
+
+/* ---- float32 scales of e4m3 codes. The range is that of the bytes above; no sound weight has a scale outside it. */
+#define BL_F32_SCALE_MIN 0x1p-124f
+#define BL_F32_SCALE_MAX 0x1p119f
+/* Index of the first of n float32 scales, at any alignment, that is outside the range (zero, negative and NaN are); n when none. */
+int64_t bl_f32_scale_check(const void *scale, int64_t n);
+/* Index of the first of n float32 scales inside the range that is no power of two, n when all are. */
+int64_t bl_f32_scale_inexact(const void *scale, int64_t n);
 
 #endif

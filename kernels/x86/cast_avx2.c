@@ -127,6 +127,51 @@ static inline __attribute__((always_inline)) int fp8_blocks(uint16_t *out, const
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan)) != 0;
 }
 
+/* Float32 scales: those of the fast range, whose products are normal, and which the 2^8 does not make infinite. */
+#define F32_FAST_MIN 0x1p-117f
+
+/* To bf16, nearest even, in the top half of each result; no NaN comes here. */
+static inline __m256i to_bf16(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x), last = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(u, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)));
+}
+
+static inline __m256i round_pairs(__m128i even, __m128i odd, __m256 f)
+{
+    __m256i e = to_bf16(_mm256_mul_ps(_mm256_cvtph_ps(even), f)), o = to_bf16(_mm256_mul_ps(_mm256_cvtph_ps(odd), f));
+    return _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xaa);
+}
+
+/* n codes under one scale. */
+static void fp8_f32_block(uint16_t *out, const uint8_t *codes, float scale, int64_t n)
+{
+    const __m256i field = _mm256_set1_epi16((short)0xbf80), nan = _mm256_set1_epi8(0x7f);
+    const __m256 f = _mm256_set1_ps(scale * 0x1p8f);
+    __m256i most = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; scale >= F32_FAST_MIN && scale <= BL_F32_SCALE_MAX && i + 32 <= n; i += 32) {
+        __builtin_prefetch(codes + i + AHEAD);
+        __m256i c = _mm256_loadu_si256((const __m256i *)(codes + i));
+        __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 1), field);
+        __m256i odd = _mm256_and_si256(_mm256_srai_epi16(c, 1), field);
+        most = _mm256_max_epu8(most, _mm256_and_si256(c, nan));
+        store(out + i, round_pairs(_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), f), 0);
+        store(out + i + 16, round_pairs(_mm256_extracti128_si256(even, 1), _mm256_extracti128_si256(odd, 1), f), 0);
+    }
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan))) i = 0; /* decoded as 480 */
+    bl_fp8_f32_row_c(out + i, codes + i, &scale, n - i, n);
+}
+
+static void fp8_f32_row_avx2(uint16_t *out, const uint8_t *codes, const void *scale, int64_t cols, int64_t block)
+{
+    for (int64_t i = 0, k = 0; i < cols; i += block, k++) {
+        float s;
+        memcpy(&s, (const char *)scale + 4 * k, 4);
+        fp8_f32_block(out + i, codes + i, s, cols - i < block ? cols - i : block);
+    }
+}
+
 /* Two blocks of packed codes, one in each 128-bit lane, and their scale bytes, the first in the low byte: a nibble is looked up in its block's sixteen low and sixteen high bytes.
  * With e = -1 .. 2 the exponent of a code's value, the exponent field is scale + e, one bit of it in the low byte. */
 enum { FP4_FAST_MIN = 2, FP4_FAST_MAX = BL_FP4_SCALE_MAX };
@@ -285,6 +330,7 @@ void bl_cast_init_avx2(bl_cast_kernels *t)
     t->fp8_row_stream = fp8_row_stream_avx2;
     t->fp4_row_stream = fp4_row_stream_avx2;
     t->stream_fence = fence;
+    t->fp8_f32_row = fp8_f32_row_avx2;
     t->scale_check = scale_check_avx2;
     t->fp8_nan = fp8_nan_avx2;
     t->f32_nonfinite = f32_nonfinite_avx2;

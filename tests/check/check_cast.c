@@ -317,6 +317,81 @@ static void random_rows(check *c, const bl_cast_kernels *ref, const bl_cast_kern
     }
 }
 
+/* ---- float32 scales */
+
+/* What the definition says, in double: both roundings are visible. */
+static uint16_t rounded_product(unsigned code, float scale)
+{
+    uint16_t sign = code & 0x80 ? 0x8000 : 0;
+    double v = magnitude_of(&e4m3, code & 0x7f);
+    if (isnan(v)) return sign | 0x7fc0;
+    return sign | bl_f32_to_bf16((float)(v * (double)scale));
+}
+
+/* Scales of every exponent of the range and beside it, as powers of two, one unit beside them, and at random. */
+static void f32_scales(check *c, const bl_cast_kernels *k)
+{
+    int64_t inexact = 0;
+    for (int e = -126; e <= 121; e++) {
+        for (int kind = 0; kind < 4; kind++) {
+            float s = (float)ldexp(1, e);
+            s = kind == 1 ? nextafterf(s, 0) : kind == 2 ? nextafterf(s, 1e38f) : kind == 3 ? s * (1 + (float)check_below(c, 1 << 23) * 0x1p-23f) : s;
+            check_case(c, "fp8_f32_row, every code, scale %a", (double)s);
+            uint8_t *codes = check_buffer(c, 512, 1);
+            uint16_t *out = check_buffer(c, 1024, 2), want[512];
+            for (unsigned i = 0; i < 512; i++) { /* the second 256 without NaN */
+                codes[i] = (uint8_t)(i >= 256 && (i & 0x7f) == 0x7f ? i ^ 1 : i);
+                want[i] = rounded_product(codes[i], s);
+                bool fits = kind == 0 && s >= BL_F32_SCALE_MIN && s <= BL_F32_SCALE_MAX && (codes[i] & 0x7f) != 0x7f;
+                inexact += fits && (double)bl_bf16_to_f32(want[i] & 0x7fff) != magnitude_of(&e4m3, codes[i] & 0x7f) * (double)s;
+            }
+            float scales[2] = {s, s};
+            k->fp8_f32_row(out, codes, scales, 512, 256);
+            check_bf16(c, "out", out, want, 1, 512);
+        }
+    }
+    check_int(c, "inexact results of powers of two in the range", inexact, 0);
+}
+
+/* Random rows of every length and block width, any alignment, against the reference and against the byte scales. */
+static void f32_rows(check *c, const bl_cast_kernels *ref, const bl_cast_kernels *k)
+{
+    for (int i = 0; i < 400; i++) {
+        int64_t cols = i < 200 ? i : check_below(c, 3000), block = i % 3 ? 128 : 1 + check_below(c, 300);
+        int64_t blocks = (cols + block - 1) / block;
+        bool bytes = i % 4 == 1;
+        block = bytes ? 32 : block;
+        blocks = bytes ? (cols + 31) / 32 : blocks;
+        check_case(c, "fp8_f32 row, cols=%lld, block=%lld", (long long)cols, (long long)block);
+        uint8_t *codes = check_buffer(c, (size_t)cols, 1), *scale = check_buffer(c, (size_t)blocks * 4, 1);
+        uint8_t *byte_scale = check_buffer(c, (size_t)blocks, 1);
+        check_random_bytes(c, codes, (size_t)cols);
+        for (int64_t j = 0; i % 2 && j < cols; j++)
+            if ((codes[j] & 0x7f) == 0x7f) codes[j] ^= 1;
+        for (int64_t b = 0; b < blocks; b++) {
+            byte_scale[b] = (uint8_t)(BL_FP8_SCALE_MIN + check_below(c, BL_FP8_SCALE_MAX - BL_FP8_SCALE_MIN + 1));
+            uint32_t u = (uint32_t)byte_scale[b] << 23 | (bytes ? 0 : (uint32_t)check_below(c, 1 << 23));
+            if (!bytes && check_below(c, 8) == 0) u = (uint32_t)check_random(c) & 0x7fffffff;
+            memcpy(scale + 4 * b, &u, 4);
+        }
+        uint16_t *want = check_buffer(c, (size_t)cols * 2, 2), *got = check_buffer(c, (size_t)cols * 2, 2);
+        if (bytes) ref->fp8_row(want, codes, byte_scale, cols);
+        else ref->fp8_f32_row(want, codes, scale, cols, block);
+        k->fp8_f32_row(got, codes, scale, cols, block);
+        check_bf16(c, "row", got, want, 1, cols);
+    }
+}
+
+static void f32_scale_searches(check *c)
+{
+    static const float bad[] = {0, -0.0f, -1, 0x1p-125f, 0x1.8p119f, INFINITY, NAN}, good[] = {0x1p-124f, 0x1p119f, 1, 1.5f};
+    check_case(c, "bl_f32_scale_check");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) check_int(c, "outside", bl_f32_scale_check(&bad[i], 1), 0);
+    check_int(c, "inside", bl_f32_scale_check(good, 4), 4);
+    check_int(c, "the first that is no power of two", bl_f32_scale_inexact(good, 4), 3);
+    check_int(c, "none", bl_f32_scale_inexact(good, 3), 3);
+}
+
 /* ---- searches: a hit at every position, after it another one, or none */
 
 typedef struct search {
@@ -484,11 +559,14 @@ void check_cast(check *c, unsigned cpu)
     if (cpu == 0) {
         check_codecs(c);
         range_edges(c);
+        f32_scale_searches(c);
     }
     fp8_all(c, &k);
     fp4_all(c, &k);
     random_rows(c, &ref, &k, false);
     random_rows(c, &ref, &k, true);
+    f32_scales(c, &k);
+    f32_rows(c, &ref, &k);
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) check_search(c, &k, &searches[i]);
     check_tile(c, &k);
     check_fp4_tiles(c, &k);
