@@ -177,7 +177,8 @@ bl_status bl_build_config(bl_build *b, const char *folder)
     }
     bl_status s = bl_foreign_slurp(path, MAX_CONFIG, &text, &n, &e);
     if (s == BL_OK) {
-        s = bl_config_parse(text, n, path, &c->arena, &c->config, &e);
+        bool any = b->options->any_generation && c->kind == BL_SOURCE_HF;
+        s = (any ? bl_config_parse_any : bl_config_parse)(text, n, path, &c->arena, &c->config, &e);
         c->has_config = s == BL_OK;
     }
     free(text);

@@ -47,6 +47,7 @@ typedef struct bl_checkpoint_options {
     void (*on_problem)(void *arg, const bl_error *problem); /* may be NULL */
     void *arg;
     int rank; /* packed models: the rank to open */
+    bool any_generation; /* HF folders: also those of generations before V4.1, whose config says little (config.earlier) */
 } bl_checkpoint_options;
 
 /* Open path (folder or file).

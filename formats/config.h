@@ -1,4 +1,5 @@
-/* config.json of a DeepSeek-V4.1 model: nested as released ("text_config"), or flattened as trainers want it. */
+/* config.json of a DeepSeek-V4.1 model: nested as released ("text_config"), or flattened as trainers want it; and the little
+ * that conversions need of the config of an earlier generation. */
 #ifndef BL_FORMATS_CONFIG_H
 #define BL_FORMATS_CONFIG_H
 
@@ -45,6 +46,12 @@ typedef struct bl_config {
     bool engram_quant;           /* flattened form: engram_quant present */
     const char *text;            /* the source text, text_bytes long, NUL-terminated, in the arena */
     size_t text_bytes;
+    /* Of an earlier generation (bl_config_parse_any). Then only the fields below, num_hidden_layers, n_routed_experts and
+     * num_nextn_predict_layers (0 when absent), quantized, experts_fp4 and the text are set, everything else is zero. */
+    bool earlier;
+    const char *model_type;      /* as it says; in the arena */
+    int block[2];                /* quantization_config.weight_block_size; 0, 0 when absent */
+    bool scale_ue8m0;            /* scale_fmt is "ue8m0": a claim about the scales, which are to be looked at */
 } bl_config;
 
 /* Parse and validate the text of a config.json. Every field used is checked for presence, type and range and against the
@@ -53,6 +60,10 @@ typedef struct bl_config {
  * of o_groups: their product with head_dim is. Inner dimensions of quantised products are multiples of 32.
  * model_type "deepseek_v41" and "deepseek_v4.1" are accepted. path names the source in errors. */
 bl_status bl_config_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_config *out, bl_error *err);
+
+/* The same for a config of any generation: any other model_type than those above gives an earlier config, of which little is
+ * read and nothing concluded about what it names. Errors name the key. */
+bl_status bl_config_parse_any(const char *text, size_t n, const char *path, bl_arena *arena, bl_config *out, bl_error *err);
 
 /* Layer facts. */
 int bl_config_kv_source(const bl_config *c, int layer);    /* latest KV source <= layer with ratio > 0; -1 for window-only layers */

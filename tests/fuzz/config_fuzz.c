@@ -17,6 +17,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         BL_MUST(err.code == BL_E_INPUT);
     }
+    bl_error_clear(&err);
+    if (bl_config_parse_any((const char *)data, size, "input", &arena, &c, &err) == BL_OK) {
+        BL_MUST(c.num_hidden_layers >= 1 && c.num_hidden_layers <= BL_MAX_LAYERS && c.num_nextn_predict_layers <= BL_MAX_LAYERS);
+        BL_MUST(!c.earlier || c.model_type);
+    } else {
+        BL_MUST(err.code == BL_E_INPUT);
+    }
     bl_arena_reset(&arena);
     return 0;
 }

@@ -349,6 +349,40 @@ static void test_not_an_object(void **state)
     bl_arena_reset(&arena);
 }
 
+static void test_earlier(void **state)
+{
+    static const char text[] = "{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 61, \"n_routed_experts\": 256,"
+                               "\"num_nextn_predict_layers\": 1, \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\","
+                               "\"weight_block_size\": [128, 128], \"scale_fmt\": \"ue8m0\"}}";
+    static const char *const bad[][2] = {
+        {"{\"num_hidden_layers\": 1}", "'model_type'|missing"},
+        {"{\"model_type\": \"x\"}", "'num_hidden_layers'|missing"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 0}", "'num_hidden_layers'|integer from 1"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1.5}", "'num_hidden_layers'|integer from 1"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1025}", "'num_hidden_layers'|1 to 1024"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1, \"n_routed_experts\": -1}", "'n_routed_experts'"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1, \"quantization_config\": 1}", "'quantization_config'|object"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1, \"quantization_config\": {}}", "quant_method|missing"},
+        {"{\"model_type\": \"deepseek_v41\", \"num_hidden_layers\": 1}", "'vocab_size'|missing"}};
+    bl_arena arena = {0};
+    bl_config c;
+    bl_error e = {0};
+    expect_ok(bl_config_parse_any(text, sizeof text - 1, "config.json", &arena, &c, &e), &e);
+    assert_true(c.earlier && c.quantized && c.scale_ue8m0 && !c.experts_fp4);
+    assert_int_equal(c.num_hidden_layers, 61);
+    assert_int_equal(c.block[1], 128);
+    assert_string_equal(c.model_type, "deepseek_v3");
+    expect_failure(bl_config_parse(text, sizeof text - 1, "config.json", &arena, &c, &e), &e, BL_E_INPUT, "'model_type'|deepseek_v41");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        bl_error_clear(&e);
+        expect_failure(bl_config_parse_any(bad[i][0], strlen(bad[i][0]), "config.json", &arena, &c, &e), &e, BL_E_INPUT, bad[i][1]);
+    }
+    bl_error_clear(&e);
+    expect_ok(bl_config_parse_any(tiny_config, sizeof tiny_config - 1, "config.json", &arena, &c, &e), &e);
+    assert_false(c.earlier);
+    bl_arena_reset(&arena);
+}
+
 static void test_released(void **state)
 {
     const char *shared = getenv("BL_SHARED");
@@ -379,6 +413,7 @@ int main(void)
                                        cmocka_unit_test(test_required_keys),
                                        cmocka_unit_test(test_flattened),
                                        cmocka_unit_test(test_not_an_object),
+                                       cmocka_unit_test(test_earlier),
                                        cmocka_unit_test(test_released)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
