@@ -67,12 +67,15 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
     BL_TRY(choose_layers(j, &po.layers, err));
-    if (po.target == BL_TO_RELEASED) {
+    if (po.target == BL_TO_RELEASED && !j->source->config.earlier) {
         BL_TRY(bl_config_restore(j->source, &j->arena, &j->restored, err));
         po.drop |= j->restored.absent;
     }
     BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
     BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
+    BL_TRY(bl_scales_survey(j->source, &j->binding, &j->scales, err));
+    BL_TRY(bl_scales_sound(j->source, &j->scales, err));
+    BL_TRY(bl_scales_claim(j->source, &j->scales, NULL, NULL, err));
     BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
     BL_TRY(bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err));
     return po.target == BL_TO_RELEASED ? open_hints(j, report, err) : BL_OK;
@@ -152,6 +155,9 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->tensor_bytes = j->plan.tensor_bytes;
     r->file_bytes = j->plan.file_bytes;
     r->dropped = j->plan.dropped;
+    r->generation = j->binding.generation;
+    r->scales = j->scales;
+    r->scales.first_rounded.weight = r->scales.first_bad.weight = NULL; /* gone with the job */
 }
 
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)
@@ -159,7 +165,8 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_job j = {.o = o};
     double start = now();
     *report = (bl_convert_report){0};
-    BL_TRY(bl_checkpoint_open(&j.source, src, NULL, err));
+    const bl_checkpoint_options any = {.any_generation = true};
+    BL_TRY(bl_checkpoint_open(&j.source, src, &any, err));
     pthread_mutex_init(&j.lock, NULL);
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {

@@ -4,6 +4,7 @@
 
 #include "convert/encode.h"
 #include "convert/plan.h"
+#include "verify/scales.h"
 
 typedef struct bl_convert_options {
     bl_target target;
@@ -38,6 +39,8 @@ typedef struct bl_convert_report {
     bl_encode_stats encoded[BL_ENCODE_CLASSES];
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */
+    bl_generation generation;
+    bl_scale_survey scales; /* a cast is exact when none is rounded */
     double seconds;
 } bl_convert_report;
 

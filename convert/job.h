@@ -22,6 +22,7 @@ typedef struct bl_job {
     bl_binding binding;
     bl_restored restored; /* BL_TO_RELEASED */
     bl_hints *hints;      /* NULL = none */
+    bl_scale_survey scales;
     bl_plan plan;
     bl_producer producer;
     char *folder;      /* the temporary output folder */

@@ -149,7 +149,11 @@ static bl_status choose_layers(bl_planner *p, bl_error *err)
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err)
 {
-    *out = (bl_plan){.target = o->target, .dropped = o->drop};
+    if (c->config.earlier && o->target != BL_TO_BF16) {
+        return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: those are cast to BF16 only, packed models are of DeepSeek-V4.1",
+                       bl_generation_name(b->generation));
+    }
+    *out = (bl_plan){.target = o->target, .dropped = c->config.earlier ? 0 : o->drop};
     bl_planner p = {.c = c, .b = b, .o = o, .arena = arena, .out = out};
     p.actions = bl_arena_array(arena, c->tensor_count, sizeof *p.actions);
     out->tensors = bl_arena_array(arena, 2 * b->count, sizeof *out->tensors);

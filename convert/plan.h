@@ -13,7 +13,7 @@ typedef enum bl_target {
 
 typedef struct bl_plan_options {
     bl_target target;
-    unsigned drop;       /* BL_DROP_ bits */
+    unsigned drop;       /* BL_DROP_ bits; checkpoints of earlier generations are kept whole */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
@@ -85,8 +85,8 @@ typedef struct bl_plan {
 } bl_plan;
 
 /* Plan the conversion of c, whose binding is b. All lives in arena and borrows from c and b. Refusals (BL_E_INPUT unless said):
- * a layer selection without any layer (BL_E_USAGE), experts of one layer in different forms (packed), rows too wide to cast or
- * encode. */
+ * a generation before V4.1 for anything but BF16, a layer selection without any layer (BL_E_USAGE), experts of one layer in
+ * different forms (packed), rows too wide to cast or encode. */
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);
 

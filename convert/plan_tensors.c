@@ -38,7 +38,7 @@ static void out_shape(const bl_weight *w, bool scale, bool cast, uint64_t shape[
 {
     if (scale) {
         shape[0] = bl_weight_scale_rows(w);
-        shape[1] = bl_weight_scale_row_bytes(w);
+        shape[1] = bl_weight_scale_cols(w);
         return;
     }
     shape[0] = w->slot->ndim == 1 ? bl_weight_cols(w) : bl_weight_rows(w);
@@ -145,7 +145,9 @@ bl_view bl_plan_view(const bl_plan_tensor *t, size_t i)
 bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_view(t, i);
-    v.w.form = t->cast ? BL_FORM_BF16 : t->encode ? t->encode : v.w.form;
+    if (t->cast || t->encode) {
+        bl_weight_reform(&v.w, t->cast ? BL_FORM_BF16 : t->encode);
+    }
     return v;
 }
 

@@ -99,6 +99,9 @@ static bool left_out(const writer *w, bl_json key)
     if (plain && bl_json_equals(key, "quantization_config")) {
         return true;
     }
+    if (w->c->earlier && bl_json_equals(key, "expert_dtype")) {
+        return true;
+    }
     if (w->flatten && (bl_json_equals(key, "quantization_config") || bl_json_equals(key, "engram_quant"))) {
         return true;
     }
@@ -146,7 +149,7 @@ static void member(writer *w, bl_json key, bl_json v)
         fputc('0', w->f);
     } else if (no_drafts && bl_json_equals(key, "compress_ratios")) {
         cut_ratios(w, v);
-    } else if (w->flatten && bl_json_equals(key, "model_type")) {
+    } else if (w->flatten && !w->c->earlier && bl_json_equals(key, "model_type")) {
         fputs("\"deepseek_v41\"", w->f);
     } else {
         value(w, v);
@@ -252,7 +255,9 @@ bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan 
     } else {
         writer w = {.f = f, .c = c, .plan = plan, .flatten = flatten, .first = true, .indent = 2};
         fputc('{', f);
-        if (flatten) {
+        if (c->earlier) {
+            members(&w, root);
+        } else if (flatten) {
             flattened(&w, root, bl_json_get(root, "text_config"));
         } else {
             nested(&w, root);

@@ -6,7 +6,10 @@
 
 /* The text of the config of plan's output, malloc'd.
  *
- * BL_TO_BF16 flattens: the keys of text_config (they win over equal ones) beside the top-level ones, model_type
+ * Of an earlier generation BL_TO_BF16 keeps every key but quantization_config and
+ * expert_dtype.
+ *
+ * Of V4.1 BL_TO_BF16 flattens: the keys of text_config (they win over equal ones) beside the top-level ones, model_type
  * "deepseek_v41", no quantization_config, and engram_quant = {"dtype", "scale_dtype", "block"}.
  * BL_TO_RELEASED keeps the source's nesting; quantization_config is there exactly when weights come out quantised, with expert_dtype
  * exactly when some come out in fp4.

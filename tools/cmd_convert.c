@@ -12,6 +12,9 @@ static const char details[] =
     "  --to bf16    an HF checkpoint for trainers: fp8 and fp4 weights decoded to BF16 exactly, Engram tables untouched in\n"
     "               fp8 with their scales, F32 as it is, config.json flattened. mtp.*, vision.*, aligner.* and image_* are\n"
     "               left out unless --keep names them.\n"
+    "               Checkpoints of earlier generations too (V3, R1, V3.1, V3.2, V4; told by their tensors and shapes), kept whole:\n"
+    "               blocks of any size with ue8m0 or float32 scales. Exact where scales are powers of two; other float32\n"
+    "               scales (V3, R1) give values that BF16 does not hold: they are rounded, and the receipt says exact: false.\n"
     "  --to released\n"
     "               the way back: BF16 weights encoded to fp8 with a scale per 32x32 block, experts to fp4 with a scale per 1x32,\n"
     "               names, shards and config.json as released. A block gets the smallest power of two under which nothing in it\n"
@@ -110,6 +113,9 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     if (r->dropped & BL_DROP_VISION) {
         json_array_append_new(dropped, json_string("vision"));
     }
+    const bl_scale_survey *f = &r->scales;
+    json_t *scales = json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)f->weights, "scales", (json_int_t)f->scales,
+                               "rounded_weights", (json_int_t)f->rounded_weights, "rounded_scales", (json_int_t)f->rounded_scales);
     json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
                           "source", receipt_text(src), "destination", receipt_text(dst), "to", target_name(o->target), "dry_run",
                           o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
@@ -122,6 +128,10 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     if (o->target == BL_TO_RELEASED) {
         json_object_set_new(j, "encoded", encoded_json(r));
         json_object_set_new(j, "scale_hints", r->hinted ? json_integer((json_int_t)r->hinted_count) : json_null());
+    }
+    json_object_update_new(j, json_pack("{s:s, s:o}", "generation", bl_generation_name(r->generation), "float32_scales", scales));
+    if (o->target == BL_TO_BF16) {
+        json_object_set_new(j, "exact", json_boolean(f->rounded_weights == 0));
     }
     return receipt_print("baleen convert", j);
 }
@@ -144,6 +154,16 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         printf("scale hints for %zu of %zu weights\n", r->hinted_count, r->action_count[BL_ACT_ENCODE]);
     }
     encoded_print(r);
+    if (r->scales.weights) {
+        printf("%s: %llu weights with float32 scales, ", bl_generation_name(r->generation), (unsigned long long)r->scales.weights);
+        if (r->scales.rounded_weights) {
+            printf("NOT exact: %llu of them have scales that are no powers of two (%llu of %llu), their values are rounded to BF16\n",
+                   (unsigned long long)r->scales.rounded_weights, (unsigned long long)r->scales.rounded_scales,
+                   (unsigned long long)r->scales.scales);
+        } else {
+            printf("all powers of two: the cast is exact\n");
+        }
+    }
 }
 
 int cmd_convert(int argc, char **argv)

@@ -8,6 +8,7 @@
 
 #include "formats/checkpoint.h"
 #include "runtime/engram.h"
+#include "tools/generation.h"
 #include "verify/stats.h"
 
 typedef struct inspect_class {
@@ -16,22 +17,27 @@ typedef struct inspect_class {
     uint64_t by_dtype[BL_DT_COUNT];
 } inspect_class;
 
-enum { CLASS_EXPERTS, CLASS_ENGRAM_TABLES, CLASS_ENGRAM, CLASS_ATTENTION, CLASS_SHARED, CLASS_ROUTER, CLASS_MIXING, CLASS_NORMS,
+enum { CLASS_EXPERTS, CLASS_ENGRAM_TABLES, CLASS_ENGRAM, CLASS_ATTENTION, CLASS_SHARED, CLASS_DENSE, CLASS_ROUTER, CLASS_MIXING, CLASS_NORMS,
        CLASS_EMBEDDING, CLASS_DSPARK, CLASS_VISION, CLASS_OTHER, CLASSES };
 
 static const char *const class_names[CLASSES] = {
-    "routed experts", "Engram tables", "Engram projections", "attention", "shared experts", "router", "stream mixing",
+    "routed experts", "Engram tables", "Engram projections", "attention", "shared experts", "dense layers", "router", "stream mixing",
     "norms", "embedding and head", "draft layers", "vision", "other"};
 
 /* By released names; the first match counts. */
-static int classify(const char *n)
+static int classify(const bl_checkpoint *c, const char *n)
 {
     static const struct { const char *part; bool prefix; int cls; } rules[] = {
         {"mtp.", true, CLASS_DSPARK},        {"vision.", true, CLASS_VISION},   {"aligner.", true, CLASS_VISION},
-        {"image_", true, CLASS_VISION},      {"embed.", true, CLASS_EMBEDDING}, {"head.", true, CLASS_EMBEDDING},
-        {".engram.embed.", false, CLASS_ENGRAM_TABLES},                         {".engram.", false, CLASS_ENGRAM},
+        {"image_", true, CLASS_VISION},      {"embed", true, CLASS_EMBEDDING},  {"head.", true, CLASS_EMBEDDING},
+        {"lm_head.", true, CLASS_EMBEDDING}, {".engram.embed.", false, CLASS_ENGRAM_TABLES}, {".engram.", false, CLASS_ENGRAM},
         {".shared_experts.", false, CLASS_SHARED}, {".experts.", false, CLASS_EXPERTS}, {".ffn.gate.", false, CLASS_ROUTER},
-        {".hc_", false, CLASS_MIXING},       {".attn.", false, CLASS_ATTENTION}, {"norm.", false, CLASS_NORMS}};
+        {".mlp.gate.", false, CLASS_ROUTER}, {".mlp.", false, CLASS_DENSE},     {".hc_", false, CLASS_MIXING},
+        {"hc_head", true, CLASS_MIXING},     {".attn.", false, CLASS_ATTENTION}, {".self_attn.", false, CLASS_ATTENTION},
+        {"norm.", false, CLASS_NORMS}};
+    if (!strncmp(n, "model.", 6)) n += 6;
+    if (c->has_config && c->config.earlier && !strncmp(n, "layers.", 7) && atoi(n + 7) >= c->config.num_hidden_layers)
+        return CLASS_DSPARK;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *at = strstr(n, rules[i].part);
         if (at && (!rules[i].prefix || at == n)) return rules[i].cls;
@@ -56,7 +62,7 @@ static void count_classes(const bl_checkpoint *c, inspect_class *k)
 {
     for (int i = 0; i < CLASSES; i++) k[i] = (inspect_class){.name = class_names[i]};
     for (size_t i = 0; i < c->tensor_count; i++) {
-        inspect_class *cls = &k[classify(c->tensors[i].name)];
+        inspect_class *cls = &k[classify(c, c->tensors[i].name)];
         cls->tensors++;
         cls->bytes += c->tensors[i].nbytes;
         cls->by_dtype[c->tensors[i].dtype] += c->tensors[i].nbytes;
@@ -68,6 +74,7 @@ static const char *kind_name(const bl_checkpoint *c)
     if (c->kind == BL_SOURCE_FILE) return "safetensors file";
     if (c->kind == BL_SOURCE_PACKED) return "packed model";
     if (!c->has_config) return "checkpoint folder";
+    if (c->config.earlier) return c->config.quantized ? "checkpoint folder, released form" : "checkpoint folder, BF16";
     return c->config.quantized ? "checkpoint folder, released form (fp8, fp4)" : "checkpoint folder, BF16 cast";
 }
 
@@ -84,18 +91,36 @@ static void layer_role(const bl_config *c, int layer, char *buf, size_t cap)
     if (e >= 0) snprintf(buf + n, cap - (size_t)n, ", Engram (%lld rows)", (long long)c->engram_num_embeddings[e]);
 }
 
-static void print_config(const bl_config *c)
+static void role_of(const bl_checkpoint *c, const generation_facts *f, int layer, char *buf, size_t cap)
 {
-    printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
-           c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
-           c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
-    printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
-           c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
+    if (c->config.earlier) generation_role(c, f, layer, buf, cap);
+    else layer_role(&c->config, layer, buf, cap);
+}
+
+/* Layers with a role: draft layers have one in earlier generations. */
+static int roles(const bl_config *c)
+{
+    return c->num_hidden_layers + (c->earlier ? c->num_nextn_predict_layers : 0);
+}
+
+static void print_config(const bl_checkpoint *checkpoint, const generation_facts *f)
+{
+    const bl_config *c = &checkpoint->config;
+    if (c->earlier) {
+        printf("model: %d layers, %d draft layers, %d experts, model_type %s\n", c->num_hidden_layers, c->num_nextn_predict_layers,
+               c->n_routed_experts, c->model_type);
+    } else {
+        printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
+               c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
+               c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
+        printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
+               c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
+    }
     char role[256], previous[256] = "";
-    int first = 0;
-    for (int i = 0; i <= c->num_hidden_layers; i++) {
-        if (i < c->num_hidden_layers) layer_role(c, i, role, sizeof role);
-        if (i == c->num_hidden_layers || (i && strcmp(role, previous) != 0)) {
+    int first = 0, count = roles(c);
+    for (int i = 0; i <= count; i++) {
+        if (i < count) role_of(checkpoint, f, i, role, sizeof role);
+        if (i == count || (i && strcmp(role, previous) != 0)) {
             if (first == i - 1) printf("  layer  %-7d %s\n", first, previous);
             else printf("  layers %3d-%-3d %s\n", first, i - 1, previous);
             first = i;
@@ -104,11 +129,14 @@ static void print_config(const bl_config *c)
     }
 }
 
-static void print_human(const bl_checkpoint *c)
+static void print_human(const bl_checkpoint *c, const generation_facts *f)
 {
     char b[32];
     printf("%s: %s\n", c->path, kind_name(c));
-    if (c->has_config) print_config(&c->config);
+    if (c->has_config) {
+        generation_print(f);
+        print_config(c, f);
+    }
     printf("files: %zu, tensors: %zu, bytes of tensors: %llu (%s)\n", c->file_count, c->tensor_count,
            (unsigned long long)c->tensor_bytes, human(c->tensor_bytes, b, sizeof b));
     inspect_class k[CLASSES];
@@ -138,11 +166,15 @@ static json_t *classes_json(const bl_checkpoint *c)
     return list;
 }
 
-static int inspect_checkpoint(const bl_checkpoint *c, bool json)
+static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bool json)
 {
-    if (!json) {
-        print_human(c);
-        return 0;
+    generation_facts f = {0};
+    bl_error err = {0};
+    bl_status st = c->has_config ? generation_find(c, &f, &err) : BL_OK;
+    if (st != BL_OK || !json) {
+        if (st == BL_OK) print_human(c, &f);
+        bl_arena_reset(&f.arena);
+        return cli_report(cmd->program, st, &err);
     }
     json_t *j = json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->path), "kind", kind_name(c), "files",
                           (json_int_t)c->file_count, "tensors", (json_int_t)c->tensor_count, "tensor_bytes",
@@ -150,12 +182,14 @@ static int inspect_checkpoint(const bl_checkpoint *c, bool json)
     if (c->has_config) {
         json_t *layers = json_array();
         char role[256];
-        for (int i = 0; i < c->config.num_hidden_layers; i++) {
-            layer_role(&c->config, i, role, sizeof role);
+        for (int i = 0; i < roles(&c->config); i++) {
+            role_of(c, &f, i, role, sizeof role);
             json_array_append_new(layers, json_string(role));
         }
         json_object_set_new(j, "layers", layers);
+        generation_json(&f, j);
     }
+    bl_arena_reset(&f.arena);
     return receipt_print("baleen inspect", j);
 }
 
@@ -168,7 +202,8 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
     if (st != BL_OK) return cli_report(cmd->program, st, &err);
     json_t *shape = json_array();
     for (uint32_t i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
-    bool finite = s.min <= s.max, scaled = s.scale != NULL || t->dtype == BL_DT_F8_E8M0;
+    bool finite = s.min <= s.max, f32 = s.scale_low <= s.scale_high;
+    bool scaled = (s.scale != NULL && s.scale->dtype == BL_DT_F8_E8M0) || t->dtype == BL_DT_F8_E8M0;
     if (json) {
         json_t *j = json_pack("{s:o, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "tensor", receipt_text(name), "dtype",
                               bl_dtype_name(t->dtype), "shape", shape, "file", receipt_text(bl_checkpoint_file(c, t)->name), "offset",
@@ -181,6 +216,8 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
                                                 receipt_real(s.rms)));
         if (s.scale) json_object_set_new(j, "scale", receipt_text(s.scale->name));
         if (scaled) json_object_update_new(j, json_pack("{s:i, s:i}", "scale_min", (int)s.scale_min, "scale_max", (int)s.scale_max));
+        if (f32) json_object_update_new(j, json_pack("{s:o, s:o, s:I}", "scale_low", receipt_real(s.scale_low), "scale_high", receipt_real(s.scale_high), "scale_odd",
+                                                     (json_int_t)s.scale_odd));
         return receipt_print(cmd->program, j);
     }
     char *dims = json_dumps(shape, 0);
@@ -192,7 +229,11 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
            (unsigned long long)s.elements, (unsigned long long)s.zeros, (unsigned long long)s.negative_zeros,
            (unsigned long long)s.nans, (unsigned long long)s.infinities, (unsigned long long)s.zero_rows, (unsigned long long)s.rows);
     if (finite) printf("  min %.9g, max %.9g, mean %.9g, rms %.9g\n", s.min, s.max, s.mean, s.rms);
-    if (s.scale) printf("  scale %s: one byte per %lldx%lld elements\n", s.scale->name, (long long)s.block_rows, (long long)s.block_cols);
+    if (s.scale)
+        printf("  scale %s: one %s per %lldx%lld elements\n", s.scale->name, s.scale->dtype == BL_DT_F32 ? "float32" : "byte",
+               (long long)s.block_rows, (long long)s.block_cols);
+    if (f32)
+        printf("  scales %.9g..%.9g, %llu of them no powers of two\n", s.scale_low, s.scale_high, (unsigned long long)s.scale_odd);
     if (scaled && s.scale_min <= s.scale_max)
         printf("  scale bytes %u..%u (2^%d..2^%d)\n", s.scale_min, s.scale_max, (int)s.scale_min - 127, (int)s.scale_max - 127);
     return 0;
@@ -246,9 +287,9 @@ int cmd_inspect(int argc, char **argv)
     if (token_map) return inspect_token_map(&cmd, path, json);
     bl_checkpoint *c = NULL;
     bl_error err = {0};
-    bl_status st = bl_checkpoint_open(&c, path, NULL, &err);
+    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true}, &err);
     if (st != BL_OK) return cli_report(cmd.program, st, &err);
-    rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(c, json);
+    rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(&cmd, c, json);
     bl_checkpoint_close(&c);
     return rc;
 }

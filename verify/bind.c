@@ -1,8 +1,12 @@
 #include "verify/bind.h"
 
+#include "verify/derive.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define BL_BLOCK 32 /* edge of a V4.1 block */
 
 typedef struct binder {
     const bl_checkpoint *c;
@@ -12,28 +16,15 @@ typedef struct binder {
     void *arg;
 } binder;
 
-static uint64_t blocks(uint64_t n)
+static uint64_t blocks(uint64_t n, uint64_t block)
 {
-    return n / 32 + (n % 32 != 0);
-}
-
-/* Forward a problem, or make it the result. */
-static bl_status say(bl_problem_fn on_problem, void *arg, bl_error *err, const char *path, const char *name, const char *text)
-{
-    if (!on_problem) {
-        return bl_fail(err, BL_E_INPUT, path, name, -1, "%s", text);
-    }
-    bl_error e;
-    bl_error_clear(&e);
-    bl_fail(&e, BL_E_INPUT, path, name, -1, "%s", text);
-    on_problem(arg, &e);
-    return BL_OK;
+    return n / block + (n % block != 0);
 }
 
 /* A problem of a tensor that the checkpoint has (t) or lacks (name only). */
 static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const char *name, const char *text)
 {
-    return say(b->on_problem, b->arg, err, t ? bl_checkpoint_file(b->c, t)->path : b->c->path, name, text);
+    return bl_problem(b->on_problem, b->arg, err, t ? bl_checkpoint_file(b->c, t)->path : b->c->path, name, "%s", text);
 }
 
 static const bl_tensor *use(binder *b, const char *name)
@@ -43,17 +34,6 @@ static const bl_tensor *use(binder *b, const char *name)
         b->used[t - b->c->tensors] = true;
     }
     return t;
-}
-
-static void shape_text(char *buf, size_t cap, const uint64_t *shape, uint32_t ndim)
-{
-    size_t at = (size_t)snprintf(buf, cap, "[");
-    for (uint32_t i = 0; i < ndim && at < cap; i++) {
-        at += (size_t)snprintf(buf + at, cap - at, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
-    }
-    if (at < cap) {
-        snprintf(buf + at, cap - at, "]");
-    }
 }
 
 static bool has_shape(const bl_tensor *t, const uint64_t *shape, uint32_t ndim)
@@ -79,13 +59,15 @@ static bl_form form_of(bl_slot_kind kind, bl_dtype t)
         return t == BL_DT_I8 ? BL_FORM_FP4 : t == BL_DT_F8_E4M3 ? BL_FORM_FP8 : t == BL_DT_BF16 ? BL_FORM_BF16 : 0;
     case BL_SLOT_TABLE:
         return t == BL_DT_F8_E4M3 ? BL_FORM_TABLE : 0;
+    case BL_SLOT_OTHER:
+        break; /* not in a V4.1 model */
     }
     return 0;
 }
 
 static const char *dtypes_of(bl_slot_kind kind)
 {
-    static const char *const names[] = {"", "F32", "BF16", "F8_E4M3 or BF16", "I8 (packed fp4), F8_E4M3 or BF16", "F8_E4M3"};
+    static const char *const names[] = {"", "F32", "BF16", "F8_E4M3 or BF16", "I8 (packed fp4), F8_E4M3 or BF16", "F8_E4M3", "any"};
     return names[kind];
 }
 
@@ -94,8 +76,8 @@ static uint32_t stored_shapes(const bl_slot *s, bl_form form, uint64_t shape[2],
 {
     shape[0] = s->shape[0];
     shape[1] = form == BL_FORM_FP4 ? s->shape[1] / 2 : s->shape[1];
-    grid[0] = form == BL_FORM_FP8 ? blocks(s->shape[0]) : s->shape[0];
-    grid[1] = blocks(s->shape[1]);
+    grid[0] = form == BL_FORM_FP8 ? blocks(s->shape[0], BL_BLOCK) : s->shape[0];
+    grid[1] = blocks(s->shape[1], BL_BLOCK);
     return form == BL_FORM_FP8 || form == BL_FORM_FP4 || form == BL_FORM_TABLE ? 2 : 0;
 }
 
@@ -110,8 +92,8 @@ static bl_status check_shape(binder *b, bl_error *err, const bl_tensor *t, uint6
         return BL_OK;
     }
     char have_text[256], want_text[96], text[512];
-    shape_text(have_text, sizeof have_text, t->shape, t->ndim);
-    shape_text(want_text, sizeof want_text, want, dims);
+    bl_shape_text(have_text, sizeof have_text, t->shape, t->ndim);
+    bl_shape_text(want_text, sizeof want_text, want, dims);
     if (of) {
         snprintf(text, sizeof text, "scale grid %s, but its weight '%s' needs %s", have_text, of, want_text);
     } else {
@@ -155,8 +137,9 @@ static void excuse_scale(binder *b, const char *weight)
 /* experts > 0: slot s is slice s->expert of the stacked tensor name. */
 static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint64_t experts, bl_error *err)
 {
-    bl_weight w = {.slot = s, .tensor = t, .form = form_of(s->kind, t->dtype), .part = bl_slot_rect(s)};
+    bl_weight w = {.slot = s, .tensor = t, .part = bl_slot_rect(s)};
     bool ok = true;
+    bl_weight_reform(&w, form_of(s->kind, t->dtype));
     if (!w.form) {
         char text[160];
         excuse_scale(b, t->name);
@@ -302,6 +285,11 @@ bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_prob
     if (!c->has_config) {
         return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has no config.json");
     }
+    if (c->config.earlier) {
+        return bl_derive(c, arena, on_problem, arg, out, err);
+    }
+    out->generation = BL_GEN_V41;
+    out->block = BL_BLOCK;
     BL_TRY(build_slots(c, arena, on_problem, arg, out, err));
     if (out->missing) {
         return BL_OK;
@@ -323,25 +311,32 @@ bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_prob
 
 bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_fn on_problem, void *arg, bl_error *err)
 {
-    static const char key[] = "quantization_config", expert_key[] = "quantization_config.expert_dtype";
+    static const char key[] = "quantization_config", expert_key[] = "quantization_config.expert_dtype",
+                      block_key[] = "quantization_config.weight_block_size";
     bool quantised = c->config.quantized, packed = c->config.experts_fp4;
     char path[4096], text[160];
     snprintf(path, sizeof path, "%s/config.json", c->path);
     if (!quantised && b->fp8 + b->fp4 > 0) {
         snprintf(text, sizeof text, "is absent, but %zu weights are quantised", b->fp8 + b->fp4);
-        BL_TRY(say(on_problem, arg, err, path, key, text));
+        BL_TRY(bl_problem(on_problem, arg, err, path, key, "%s", text));
     }
     if (quantised && !packed && b->fp4 > 0) {
         snprintf(text, sizeof text, "is not fp4, but %zu experts are packed fp4", b->fp4);
-        BL_TRY(say(on_problem, arg, err, path, expert_key, text));
+        BL_TRY(bl_problem(on_problem, arg, err, path, expert_key, "%s", text));
+    }
+    int declared_rows = c->config.block[0], declared_cols = c->config.block[1];
+    if (declared_rows && b->fp8 && (declared_rows != b->block || declared_cols != b->block)) {
+        snprintf(text, sizeof text, "is [%d, %d], but the scale grids are those of %dx%d blocks", declared_rows, declared_cols, b->block,
+                 b->block);
+        BL_TRY(bl_problem(on_problem, arg, err, path, block_key, "%s", text));
     }
     if (b->missing) {
         return BL_OK; /* the others may be among the missing */
     }
     if (quantised && b->fp8 + b->fp4 == 0) {
-        BL_TRY(say(on_problem, arg, err, path, key, "is present, but no weight is quantised"));
+        BL_TRY(bl_problem(on_problem, arg, err, path, key, "is present, but no weight is quantised"));
     } else if (quantised && packed && b->fp4 == 0) {
-        BL_TRY(say(on_problem, arg, err, path, expert_key, "is fp4, but no expert is packed fp4"));
+        BL_TRY(bl_problem(on_problem, arg, err, path, expert_key, "is fp4, but no expert is packed fp4"));
     }
     return BL_OK;
 }
@@ -363,27 +358,51 @@ uint64_t bl_weight_rows(const bl_weight *w)
 
 uint64_t bl_weight_row_bytes(const bl_weight *w)
 {
-    uint64_t cols = bl_weight_cols(w);
+    return bl_weight_stored_bytes(w, bl_weight_cols(w));
+}
+
+void bl_weight_reform(bl_weight *w, bl_form form)
+{
+    bool scaled = form == BL_FORM_FP8 || form == BL_FORM_FP4 || form == BL_FORM_TABLE;
+    w->form = form;
+    w->block_rows = !scaled ? 0 : form == BL_FORM_FP8 ? BL_BLOCK : 1;
+    w->block_cols = scaled ? BL_BLOCK : 0;
+}
+
+uint64_t bl_weight_stored_bytes(const bl_weight *w, uint64_t n)
+{
     switch (w->form) {
     case BL_FORM_F32:
-        return 4 * cols;
+        return 4 * n;
     case BL_FORM_BF16:
-        return 2 * cols;
+        return 2 * n;
     case BL_FORM_FP4:
-        return cols / 2;
+        return n / 2;
+    case BL_FORM_OTHER:
+        return n * (bl_dtype_bits(w->tensor->dtype) / 8);
     default:
-        return cols;
+        return n;
     }
+}
+
+bool bl_weight_f32_scaled(const bl_weight *w)
+{
+    return w->form == BL_FORM_FP8 && w->scale && w->scale->dtype == BL_DT_F32;
+}
+
+uint64_t bl_weight_scale_cols(const bl_weight *w)
+{
+    return blocks(bl_weight_cols(w), w->block_cols);
 }
 
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
 {
-    return blocks(bl_weight_cols(w));
+    return bl_weight_scale_cols(w) * (bl_weight_f32_scaled(w) ? 4 : 1);
 }
 
 uint64_t bl_weight_scale_rows(const bl_weight *w)
 {
-    return w->form == BL_FORM_FP8 ? blocks(bl_weight_rows(w)) : bl_weight_rows(w);
+    return blocks(bl_weight_rows(w), w->block_rows);
 }
 
 bl_value_class bl_weight_class(const bl_weight *w)
@@ -394,6 +413,7 @@ bl_value_class bl_weight_class(const bl_weight *w)
     if (w->slot->ndim == 1 && w->slot->cut == BL_CUT_HEADS) {
         return BL_VALUE_ELEMENTS;
     }
-    bool matrix = w->slot->ndim == 2 && w->form != BL_FORM_F32 && w->slot->shape[1] <= BL_VALUE_MAX_COLS;
+    bool bf16 = w->form == BL_FORM_BF16 || w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4;
+    bool matrix = w->slot->ndim == 2 && bf16 && w->slot->shape[1] <= BL_VALUE_MAX_COLS;
     return matrix ? BL_VALUE_MATRIX : BL_VALUE_BYTES;
 }

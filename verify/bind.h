@@ -4,14 +4,17 @@
 
 #include "formats/checkpoint.h"
 #include "verify/digest.h"
+#include "verify/generation.h"
+#include "verify/problem.h"
 #include "verify/slots.h"
 
 typedef enum bl_form {
     BL_FORM_F32 = 1,
     BL_FORM_BF16,
-    BL_FORM_FP8,  /* e4m3 codes, e8m0 scale [ceil(out/32), ceil(in/32)] */
-    BL_FORM_FP4,  /* packed e2m1 [out, in/2], e8m0 scale [out, in/32] */
-    BL_FORM_TABLE /* e4m3 codes [rows, dim], e8m0 scale [rows, ceil(dim/32)] */
+    BL_FORM_FP8,   /* e4m3 codes, a scale per block: V4.1 e8m0 [ceil(out/32), ceil(in/32)]; earlier e8m0 or F32, square blocks */
+    BL_FORM_FP4,   /* packed e2m1 [out, in/2], e8m0 scale [out, in/32] */
+    BL_FORM_TABLE, /* e4m3 codes [rows, dim], e8m0 scale [rows, ceil(dim/32)] */
+    BL_FORM_OTHER  /* integers: hash tables of earlier generations */
 } bl_form;
 
 /* A rectangle of a slot's decoded tensor, in elements. A vector is one row. */
@@ -24,7 +27,8 @@ typedef struct bl_weight {
     const bl_slot *slot;
     bl_form form;
     bl_rect part; /* what it holds: all of the slot, or a rank's share */
-    const bl_tensor *tensor, *scale; /* scale NULL for F32 and BF16 */
+    const bl_tensor *tensor, *scale; /* scale NULL for F32, BF16 and OTHER */
+    uint32_t block_rows, block_cols; /* values that share a scale; 0 without one. block_cols is a multiple of 32 */
     uint64_t offset, nbytes;         /* in the file of tensor */
     uint64_t scale_offset, scale_nbytes;
     bool replica; /* an earlier weight of the slot, on another rank, holds the same part */
@@ -36,19 +40,20 @@ typedef struct bl_binding {
     size_t count;
     size_t fp8, fp4; /* weights (tables aside) in these forms */
     size_t missing;  /* slots without a usable tensor */
+    bl_generation generation;
+    int block;         /* edge of the fp8 blocks */
+    size_t f32_scaled; /* fp8 weights with F32 scales: exact only where those are powers of two (verify/scales.h) */
 } bl_binding;
 
-/* Called for every problem; the problem is borrowed. */
-typedef void (*bl_problem_fn)(void *arg, const bl_error *problem);
-
-/* Fill every slot of c's config. Problems, each naming the tensor: a slot without tensor, a tensor without slot, a wrong dtype
+/* Fill every slot of c's config; of an earlier generation, whose config calls for nothing, give every tensor its role
+ * (bl_derive). Problems, each naming the tensor: a slot without tensor, a tensor without slot, a wrong dtype
  * or shape, a missing or orphan scale, a scale of the wrong grid (both names). With on_problem NULL the first one is the
  * result (BL_E_INPUT); else all are reported and the slots concerned are left out of the binding. The arrays live in arena and
  * borrow from c, which must have a config. */
 bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_problem, void *arg, bl_binding *out, bl_error *err);
 
 /* Hold the config's quantization_config against the forms that the weights have: there exactly when some are fp8 or fp4, with
- * expert_dtype fp4 exactly when experts are packed. Problems as with bl_bind. Nothing is concluded from weights that are
+ * expert_dtype fp4 exactly when experts are packed, and an earlier generation's weight_block_size as the grids are. Problems as with bl_bind. Nothing is concluded from weights that are
  * missing. */
 bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_fn on_problem, void *arg, bl_error *err);
 
@@ -56,9 +61,17 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
  * does not fit (bl_bind has said so)? */
 bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s);
 
-/* Bytes of one row as stored: of the weight, and of its scale grid. rows of the scale: ceil(out/32) for FP8, else out. */
+/* Is it fp8 with F32 scales? */
+bool bl_weight_f32_scaled(const bl_weight *w);
+/* Make w what it would be in another form as V4.1 has it: its form and blocks, with which the functions below answer. Where its
+ * bytes are is left as it was. */
+void bl_weight_reform(bl_weight *w, bl_form form);
+/* Bytes of n elements as stored; n is even for packed codes. */
+uint64_t bl_weight_stored_bytes(const bl_weight *w, uint64_t n);
+/* Bytes of one row as stored: of the weight, and of its scale grid; columns and rows of that grid. */
 uint64_t bl_weight_row_bytes(const bl_weight *w);
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w);
+uint64_t bl_weight_scale_cols(const bl_weight *w);
 uint64_t bl_weight_scale_rows(const bl_weight *w);
 /* Columns and rows of the part; a vector has one row. */
 uint64_t bl_weight_cols(const bl_weight *w);

@@ -9,8 +9,8 @@
  * VALUE DIGEST. The sum of the hashes of units, each seeded with its global index, so that units may come in any order and
  * the digests of parts that do not split units add up to the digest of the whole. The class says what a unit is:
  *
- *   matrix   [rows, cols] of bf16 values: a BF16 tensor of two dimensions, or fp8 (32x32 scales) or fp4 (1x32 scales) codes
- *            decoded with their scale, with cols <= BL_VALUE_MAX_COLS. The unit is a tile of 32 x 32 values, smaller at the
+ *   matrix   [rows, cols] of bf16 values: a BF16 tensor of two dimensions, or fp8 or fp4 codes decoded with their scale (F32
+ *            scales that are no powers of two: rounded to bf16 as a cast rounds), with cols <= BL_VALUE_MAX_COLS. The unit is a tile of 32 x 32 values, smaller at the
  *            right and lower edge: its rows in order, each row's values in order, two bytes a value, little-endian,
  *            canonical (-0 as +0, any NaN as 0x7FC0). Index = (row / 32) * ceil(cols / 32) + col / 32.
  *   rows     an Engram table: the bytes of each row of codes, index = row, and the bytes of each row of its scales,

@@ -27,6 +27,12 @@ static int64_t bf16(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
     return k->bf16_nonfinite(p, n);
 }
 
+static int64_t f32_scale(const bl_cast_kernels *k, const uint8_t *p, int64_t n)
+{
+    (void)k;
+    return bl_f32_scale_check(p, n);
+}
+
 /* The first is found by a kernel, so are the stretches between; each is counted. */
 static bl_flaw count(const bl_cast_kernels *k, search_fn search, const uint8_t *p, uint64_t n, unsigned size, const char *what)
 {
@@ -62,6 +68,9 @@ bl_flaw bl_flaw_find(const bl_cast_kernels *k, bl_dtype dtype, const bl_weight *
     case BL_DT_F8_E8M0:
         return scale_flaw(k, w, data, n);
     case BL_DT_F32:
+        if (w && bl_weight_f32_scaled(w)) {
+            return count(k, f32_scale, data, n / 4, 4, "scales outside 2^-124..2^119");
+        }
         return count(k, f32, data, n / 4, 4, "values that are not finite");
     case BL_DT_BF16:
         return count(k, bf16, data, n / 2, 2, "values that are not finite");

@@ -296,7 +296,7 @@ static bl_status vision(builder *b, const char *path, bl_error *err)
     return BL_OK;
 }
 
-static bl_status selection(const bl_config *c, const char *path, bl_arena *arena, bl_slots *out, bl_error *err)
+bl_status bl_slots_selection(const bl_config *c, const char *path, bl_arena *arena, bl_slots *out, bl_error *err)
 {
     bl_json root, key, value;
     BL_TRY(bl_json_parse(c->text, c->text_bytes, NULL, path, &root, err));
@@ -337,7 +337,7 @@ bl_status bl_slots_build(const bl_config *c, const char *path, bl_arena *arena, 
         return bl_fail(err, BL_E_INPUT, path, "n_routed_experts", -1, "%llu experts in all layers, the most is %d",
                        (unsigned long long)experts, MAX_EXPERTS);
     }
-    BL_TRY(selection(c, path, arena, out, err));
+    BL_TRY(bl_slots_selection(c, path, arena, out, err));
     builder b = {.c = c, .arena = arena, .out = out};
     backbone(&b);
     draft(&b);

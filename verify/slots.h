@@ -11,7 +11,8 @@ typedef enum bl_slot_kind {
     BL_SLOT_BF16,    /* BF16 */
     BL_SLOT_DENSE,   /* F8_E4M3 with a scale per 32x32 block, or BF16 after a cast */
     BL_SLOT_EXPERT,  /* I8 packed fp4 with a scale per 1x32, F8_E4M3 as DENSE, or BF16 after a cast */
-    BL_SLOT_TABLE    /* Engram table: F8_E4M3 with a scale per 1x32, always */
+    BL_SLOT_TABLE,   /* Engram table: F8_E4M3 with a scale per 1x32, always */
+    BL_SLOT_OTHER    /* integers of an earlier generation, as they are */
 } bl_slot_kind;
 
 /* How the ranks of a packed model share a tensor (shard.h). */
@@ -30,7 +31,7 @@ typedef enum bl_cut {
 /* What a checkpoint may leave out. */
 typedef enum bl_slot_group {
     BL_GROUP_MODEL = 0,
-    BL_GROUP_DSPARK, /* mtp.* */
+    BL_GROUP_DSPARK, /* draft layers: mtp.*, and what an earlier generation has behind its last layer */
     BL_GROUP_VISION, /* vision.*, aligner.*, image_* */
     BL_GROUPS
 } bl_slot_group;
@@ -62,6 +63,9 @@ typedef struct bl_slots {
 /* List the tensors of a model. Everything lives in arena. Errors: a vision_config that lacks a needed key or a bad
  * BL_LAYERS_KEY (BL_E_INPUT). path names the config in errors. */
 bl_status bl_slots_build(const bl_config *c, const char *path, bl_arena *arena, bl_slots *out, bl_error *err);
+
+/* out->present from the config's BL_LAYERS_KEY, where it has one. Errors and path as above. */
+bl_status bl_slots_selection(const bl_config *c, const char *path, bl_arena *arena, bl_slots *out, bl_error *err);
 
 /* Name of the scale of weight name into buf; false when the name does not end in ".weight" or does not fit. */
 bool bl_scale_name(char *buf, size_t cap, const char *weight);

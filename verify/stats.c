@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cast.h"
+#include "verify/pairs.h"
 
 #define TILE_BYTES ((uint64_t)4 << 20)
 
@@ -14,7 +15,7 @@ typedef struct view {
     const bl_tensor *t;
     uint64_t rows, row_bytes, cols; /* cols in elements */
     bool fp4;
-    uint64_t scale_cols;
+    uint64_t scale_cols, scale_bytes; /* of a row, of one scale */
 } view;
 
 static double half_to_double(uint16_t h)
@@ -70,28 +71,49 @@ static bool countable(bl_dtype t)
     }
 }
 
+/* The blocks that a grid of scales stands for: 1x32, or square ones. False when it fits none. */
+static bool find_blocks(const view *v, const bl_tensor *s, bl_stats *out)
+{
+    static const int64_t edges[] = {32, 128, 64, 256, 512};
+    uint64_t rows = 1, cols = s->ndim ? s->shape[s->ndim - 1] : 0;
+    for (uint32_t i = 0; i + 1 < s->ndim; i++) rows *= s->shape[i];
+    const uint64_t grid[2] = {rows, cols}, shape[2] = {v->rows, v->cols};
+    out->block_cols = 32;
+    out->block_rows = 1;
+    if (s->dtype == BL_DT_F8_E8M0 && rows == v->rows && cols == v->cols / 32 + (v->cols % 32 != 0)) return true;
+    for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
+        out->block_rows = out->block_cols = edges[i];
+        if (!v->fp4 && bl_grid_fits(grid, shape, (uint64_t)edges[i])) return true;
+    }
+    return false;
+}
+
 static bl_status find_scale(const bl_checkpoint *c, view *v, bl_stats *out, bl_error *err)
 {
     const char *name = v->t->name;
-    size_t n = strlen(name);
-    if (n < 8 || strcmp(name + n - 7, ".weight") || (v->t->dtype != BL_DT_F8_E4M3 && v->t->dtype != BL_DT_I8)) return BL_OK;
-    char scale_name[BL_MAX_NAME + 8];
-    snprintf(scale_name, sizeof scale_name, "%.*s.scale", (int)(n - 7), name);
-    const bl_tensor *s = bl_checkpoint_find(c, scale_name);
-    if (!s) return BL_OK;
+    const bl_tensor *second, *s = bl_pair_scale(c, name, &second);
+    if (!s || (v->t->dtype != BL_DT_F8_E4M3 && v->t->dtype != BL_DT_I8)) return BL_OK;
     v->fp4 = v->t->dtype == BL_DT_I8;
     if (v->fp4) v->cols *= 2;
-    uint64_t scale_rows = 1, cols = s->ndim ? s->shape[s->ndim - 1] : 0;
-    for (uint32_t i = 0; i + 1 < s->ndim; i++) scale_rows *= s->shape[i];
-    bool rows_fit = scale_rows == v->rows || scale_rows == v->rows / 32 + (v->rows % 32 != 0);
-    if (s->dtype != BL_DT_F8_E8M0 || !rows_fit || cols != v->cols / 32 + (v->cols % 32 != 0))
+    bool known = s->dtype == BL_DT_F8_E8M0 || (s->dtype == BL_DT_F32 && !v->fp4);
+    if (second)
+        return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(c, v->t)->path, name, -1, "has two scales, '%.300s' and '%.300s'", s->name,
+                       second->name);
+    if (!known || !find_blocks(v, s, out))
         return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(c, v->t)->path, name, -1,
-                       "the grid of '%s' does not fit this tensor", scale_name);
+                       "the grid of '%.300s' does not fit this tensor", s->name);
     out->scale = s;
-    out->block_rows = scale_rows == v->rows ? 1 : 32;
-    out->block_cols = 32;
-    v->scale_cols = cols;
+    v->scale_cols = s->shape[s->ndim - 1];
+    v->scale_bytes = s->dtype == BL_DT_F32 ? 4 : 1;
     return BL_OK;
+}
+
+static double scale_at(const view *v, const uint8_t *scale, uint64_t i)
+{
+    float x;
+    if (v->scale_bytes == 1) return bl_e8m0_to_f32(scale[i]);
+    memcpy(&x, scale + 4 * i, sizeof x);
+    return x;
 }
 
 /* Elements [0, cols) of a row or of a piece of one; are all of them zero? */
@@ -100,7 +122,7 @@ static bool add_elements(const view *v, bl_stats *s, const uint8_t *data, const 
     bool all_zero = true;
     for (uint64_t i = 0; i < cols; i++) {
         double x = load(v, data, i);
-        if (scale) x *= (double)bl_e8m0_to_f32(scale[i / 32]);
+        if (scale) x *= scale_at(v, scale, i / (uint64_t)s->block_cols);
         if (isnan(x)) {
             s->nans++;
         } else if (isinf(x)) {
@@ -130,6 +152,20 @@ static void add_scale_bytes(bl_stats *s, const uint8_t *p, uint64_t n)
     }
 }
 
+static void add_scales(const view *v, bl_stats *s, const uint8_t *p, uint64_t n)
+{
+    if (v->scale_bytes == 1) {
+        add_scale_bytes(s, p, n);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        double x = scale_at(v, p, i);
+        s->scale_low = fmin(s->scale_low, x);
+        s->scale_high = fmax(s->scale_high, x);
+        s->scale_odd += bl_f32_scale_inexact(p + 4 * i, 1) == 0;
+    }
+}
+
 /* What is read at once: whole rows, or a piece of one row that is wider than a tile. */
 typedef struct tile {
     uint64_t row, rows, col, cols; /* col is a multiple of 64: whole bytes of codes and of scales */
@@ -151,10 +187,12 @@ static bl_status read_tile(const bl_checkpoint *c, const view *v, bl_stats *s, t
     if (!s->scale) return BL_OK;
     uint64_t block = (uint64_t)s->block_rows, first = t->row / block;
     t->scale_rows = (t->row + t->rows - 1) / block - first + 1;
-    t->scale_cols = t->cols / 32 + (t->cols % 32 != 0);
-    at = s->scale->offset + first * v->scale_cols + t->col / 32;
-    BL_TRY(bl_file_read(bl_checkpoint_file(c, s->scale)->file, t->scales, t->scale_rows * t->scale_cols, at, err));
-    add_scale_bytes(s, t->scales, t->scale_rows * t->scale_cols);
+    uint64_t wide = (uint64_t)s->block_cols;
+    t->scale_cols = t->cols / wide + (t->cols % wide != 0);
+    at = s->scale->offset + (first * v->scale_cols + t->col / wide) * v->scale_bytes;
+    uint64_t n = t->scale_rows * t->scale_cols;
+    BL_TRY(bl_file_read(bl_checkpoint_file(c, s->scale)->file, t->scales, n * v->scale_bytes, at, err));
+    add_scales(v, s, t->scales, n);
     return BL_OK;
 }
 
@@ -172,7 +210,7 @@ static bl_status scan(const bl_checkpoint *c, const view *v, bl_stats *s, bl_err
             st = read_tile(c, v, s, &t, err);
             for (uint64_t r = 0; st == BL_OK && r < t.rows; r++) {
                 uint64_t grid = s->scale ? (t.row + r) / (uint64_t)s->block_rows - t.row / (uint64_t)s->block_rows : 0;
-                const uint8_t *scale = s->scale ? t.scales + grid * t.scale_cols : NULL;
+                const uint8_t *scale = s->scale ? t.scales + grid * t.scale_cols * v->scale_bytes : NULL;
                 bool piece = add_elements(v, s, t.data + r * (t.data_bytes / t.rows), scale, t.cols);
                 zero = zero && piece;
                 s->zero_rows += t.rows > 1 && piece;
@@ -187,7 +225,7 @@ static bl_status scan(const bl_checkpoint *c, const view *v, bl_stats *s, bl_err
 
 bl_status bl_tensor_stats(const bl_checkpoint *c, const bl_tensor *t, bl_stats *out, bl_error *err)
 {
-    *out = (bl_stats){.min = INFINITY, .max = -INFINITY, .scale_min = 255};
+    *out = (bl_stats){.min = INFINITY, .max = -INFINITY, .scale_min = 255, .scale_low = INFINITY, .scale_high = -INFINITY};
     if (!countable(t->dtype))
         return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(c, t)->path, t->name, -1, "no statistics for dtype %s",
                        bl_dtype_name(t->dtype));

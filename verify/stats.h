@@ -12,12 +12,15 @@ typedef struct bl_stats {
     uint64_t rows;
     double min, max, mean, rms;
     const bl_tensor *scale;     /* the scale tensor that was applied, NULL for none */
-    int64_t block_rows, block_cols; /* elements one scale byte covers */
+    int64_t block_rows, block_cols; /* elements one scale covers */
     unsigned scale_min, scale_max;  /* smallest and largest scale byte; of the tensor's own bytes when it is F8_E8M0 */
+    double scale_low, scale_high;   /* smallest and largest F32 scale; low > high without any */
+    uint64_t scale_odd;             /* F32 scales that are no powers of two */
 } bl_stats;
 
-/* Read tensor t of c in tiles (memory is bounded) and fill *out. A weight "P.weight" of F8_E4M3 or I8 is decoded with
- * "P.scale", whose grid must fit (BL_E_INPUT otherwise); I8 without scale counts as integers. Types that hold no numbers this
+/* Read tensor t of c in tiles (memory is bounded) and fill *out. A weight of F8_E4M3 or I8 is decoded with its
+ * scale (bl_pair_scale), of which there must be one, with a grid that fits (BL_E_INPUT otherwise); I8 without scale counts as
+ * integers. Types that hold no numbers this
  * knows (F4, F6, C64) are refused with BL_E_INPUT. */
 bl_status bl_tensor_stats(const bl_checkpoint *c, const bl_tensor *t, bl_stats *out, bl_error *err);
 

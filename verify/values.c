@@ -39,7 +39,8 @@ void bl_values_close(bl_values *v)
     }
 }
 
-/* A thread's scratch: room to gather, scale bytes (one to 16 packed bytes of a tile at most), a stripe. */
+/* A thread's scratch: room to gather, scales (a byte to 16 packed bytes of a tile at most, a float to 64 rows of codes), a
+ * stripe. */
 static uint64_t stage_room(void)
 {
     return STAGE + 2 * BL_IO_ALIGN;
@@ -143,35 +144,85 @@ bl_status bl_values_copy(bl_values *v, const bl_view *view, bool scale, uint64_t
     return name_tensor(bl_reader_copy(v->readers[t->file], dst, buf, n, place, err), t, err);
 }
 
+/* The scale at byte at of r's grid will not do: value and range are its description. */
+static bl_status bad_scale(const bl_values *v, const bl_rows *r, uint64_t at, const char *value, const char *range, bl_error *err)
+{
+    const bl_tensor *t;
+    const bl_weight *w = &r->view->w;
+    uint64_t row_bytes = bl_weight_scale_row_bytes(w), size = bl_weight_f32_scaled(w) ? 4 : 1;
+    int64_t offset = bl_view_place(r->view, true, at, &t);
+    bl_stored s = bl_weight_stored(w, true);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(v->source, t)->path, t->name, offset, "%s at [%llu, %llu] of '%s' is outside %s",
+                   value, (unsigned long long)(s.row + at / row_bytes), (unsigned long long)((s.col + at % row_bytes) / size),
+                   w->slot->name, range);
+}
+
+/* Rows of the scale grid that rows of r lie in: from *first on. */
+static uint64_t scale_rows(const bl_rows *r, uint64_t *first)
+{
+    uint64_t block = r->view->w.block_rows;
+    *first = r->row / block;
+    return (r->row + r->rows + block - 1) / block - *first;
+}
+
 bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *err)
 {
     const bl_weight *w = &r->view->w;
     bool fp8 = w->form == BL_FORM_FP8;
-    uint64_t first = fp8 ? r->row / 32 : r->row, count = fp8 ? (r->rows + 31) / 32 : r->rows;
-    uint64_t row_bytes = bl_weight_scale_row_bytes(w), n = count * row_bytes;
+    uint64_t first, count = scale_rows(r, &first), row_bytes = bl_weight_scale_row_bytes(w), n = count * row_bytes;
+    char value[48], range[64];
     BL_TRY(bl_values_read(v, r->view, true, first * row_bytes, n, scratch + stage_room(), scratch, &r->scale, err));
+    if (bl_weight_f32_scaled(w)) {
+        float x;
+        uint64_t bad = (uint64_t)bl_f32_scale_check(r->scale, (int64_t)(n / 4));
+        if (bad == n / 4) {
+            return BL_OK;
+        }
+        memcpy(&x, r->scale + 4 * bad, sizeof x);
+        snprintf(value, sizeof value, "scale %.9g", (double)x);
+        return bad_scale(v, r, first * row_bytes + 4 * bad, value, "2^-124..2^119: no sound weight has it", err);
+    }
     uint8_t lo = fp8 ? BL_FP8_SCALE_MIN : BL_FP4_SCALE_MIN, hi = fp8 ? BL_FP8_SCALE_MAX : BL_FP4_SCALE_MAX;
     int64_t bad = v->kernels.scale_check(r->scale, (int64_t)n, lo, hi);
     if (bad == (int64_t)n) {
         return BL_OK;
     }
-    const bl_tensor *t;
-    uint64_t at = first * row_bytes + (uint64_t)bad;
-    int64_t offset = bl_view_place(r->view, true, at, &t);
-    bl_stored s = bl_weight_stored(w, true);
-    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(v->source, t)->path, t->name, offset,
-                   "scale byte %u at [%llu, %llu] of '%s' is outside %u..%u: the weight has no exact BF16 value", r->scale[bad],
-                   (unsigned long long)(s.row + at / row_bytes), (unsigned long long)(s.col + at % row_bytes), w->slot->name, lo, hi);
+    snprintf(value, sizeof value, "scale byte %u", r->scale[bad]);
+    snprintf(range, sizeof range, "%u..%u: the weight has no exact BF16 value", lo, hi);
+    return bad_scale(v, r, first * row_bytes + (uint64_t)bad, value, range, err);
+}
+
+/* Scale bytes of blocks wider than 32 as bytes of blocks of 32, which is what the kernels take. */
+static const uint8_t *spread(uint8_t out[BL_VALUE_MAX_COLS / 32], const uint8_t *scale, const bl_weight *w)
+{
+    uint64_t n = (bl_weight_cols(w) + 31) / 32, each = w->block_cols / 32;
+    for (uint64_t i = 0; i < n; i++) {
+        out[i] = scale[i / each];
+    }
+    return out;
 }
 
 void bl_values_decode(const bl_values *v, const bl_rows *r, uint64_t from, uint64_t count, uint16_t *out)
 {
     const bl_weight *w = &r->view->w;
     uint64_t cols = bl_weight_cols(w), code_bytes = bl_weight_row_bytes(w), scale_bytes = bl_weight_scale_row_bytes(w);
-    bool fp8 = w->form == BL_FORM_FP8;
+    uint64_t first = r->row / w->block_rows, last = UINT64_MAX;
+    bool f32 = bl_weight_f32_scaled(w);
+    uint8_t wide[BL_VALUE_MAX_COLS / 32];
+    const uint8_t *scale = NULL;
     for (uint64_t i = from; i < from + count; i++, out += cols) {
-        const uint8_t *scale = r->scale + (fp8 ? i / 32 : i) * scale_bytes;
-        (fp8 ? v->kernels.fp8_row : v->kernels.fp4_row)(out, r->codes + i * code_bytes, scale, (int64_t)cols);
+        uint64_t row = (r->row + i) / w->block_rows - first;
+        const uint8_t *codes = r->codes + i * code_bytes;
+        if (row != last) {
+            scale = r->scale + row * scale_bytes;
+            scale = f32 || w->block_cols == 32 ? scale : spread(wide, scale, w);
+            last = row;
+        }
+        if (f32) {
+            v->kernels.fp8_f32_row(out, codes, scale, (int64_t)cols, w->block_cols);
+        } else {
+            (w->form == BL_FORM_FP8 ? v->kernels.fp8_row : v->kernels.fp4_row)(out, codes, scale, (int64_t)cols);
+        }
     }
 }
 

@@ -46,10 +46,11 @@ typedef struct bl_rows {
     const uint8_t *codes, *scale;
 } bl_rows;
 
-/* Read the scale bytes of r into scratch and set r->scale. A byte for which some code has no exact bf16 value is
- * BL_E_INPUT, naming the scale tensor and the place. */
+/* Read the scales of r into scratch and set r->scale. A byte for which some code has no exact bf16 value, and an F32 scale
+ * outside BL_F32_SCALE_MIN..MAX, is BL_E_INPUT, naming the scale tensor and the place. */
 bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *err);
-/* Decode rows [from, from + count) of r, relative to it, into out [count, cols] bf16. */
+/* Decode rows [from, from + count) of r, relative to it, into out [count, cols] bf16: exactly, or under F32 scales that are no
+ * powers of two rounded as fp8_f32_row does. cols is at most BL_VALUE_MAX_COLS. */
 void bl_values_decode(const bl_values *v, const bl_rows *r, uint64_t from, uint64_t count, uint16_t *out);
 
 /* Add n bytes at offset of a view (of its scale's bytes when scale is set) to *sum, its part of the weight's value digest. The

@@ -2,6 +2,7 @@
 
 #include "verify/companions.h"
 #include "verify/compare.h"
+#include "verify/scales.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,10 +56,11 @@ static bool looks_like_one(const char *path)
 static bl_status open_side(side *s, const char *path, bl_finder *f, bl_error *err)
 {
     struct stat st;
-    bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f};
+    bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f, .any_generation = true};
     bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), strict = !folder || !looks_like_one(path);
     f->level = 1;
-    BL_TRY(bl_checkpoint_open(&s->c, path, strict ? NULL : &o, err));
+    o.tolerate = !strict;
+    BL_TRY(bl_checkpoint_open(&s->c, path, &o, err));
     if (f->o->against && !s->c->has_config) {
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
@@ -91,6 +93,14 @@ static void check_manifest(side *s, bl_finder *f)
     }
 }
 
+/* F32 scales against what the config says of them. That they are sound is seen where every byte is looked at. */
+static bl_status check_scales(side *s, bl_finder *f, bl_error *err)
+{
+    bl_scale_survey survey;
+    BL_TRY(bl_scales_survey(s->c, &s->binding, &survey, err));
+    return bl_scales_claim(s->c, &survey, bl_finder_problem, f, err);
+}
+
 /* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
@@ -102,6 +112,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         s->scan.binding = &s->binding;
         if (full && level >= 2) {
             BL_TRY(bl_bind_forms(s->c, &s->binding, bl_finder_problem, f, err));
+            BL_TRY(check_scales(s, f, err));
         }
     }
     if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {

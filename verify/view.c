@@ -21,29 +21,14 @@ size_t bl_view_pieces(const bl_binding *b, size_t i)
     return n;
 }
 
-/* Bytes of n elements of a row. */
-static uint64_t bytes_of(bl_form form, uint64_t n)
-{
-    switch (form) {
-    case BL_FORM_F32:
-        return 4 * n;
-    case BL_FORM_BF16:
-        return 2 * n;
-    case BL_FORM_FP4:
-        return n / 2;
-    default:
-        return n;
-    }
-}
-
 bl_stored bl_weight_stored(const bl_weight *w, bool scale)
 {
     const bl_rect *p = &w->part;
     if (!scale) {
-        return (bl_stored){p->row, p->rows, bytes_of(w->form, p->col), bytes_of(w->form, p->cols)};
+        return (bl_stored){p->row, p->rows, bl_weight_stored_bytes(w, p->col), bl_weight_stored_bytes(w, p->cols)};
     }
-    uint64_t block = w->form == BL_FORM_FP8 ? 32 : 1;
-    return (bl_stored){p->row / block, bl_weight_scale_rows(w), p->col / 32, bl_weight_scale_row_bytes(w)};
+    uint64_t size = bl_weight_f32_scaled(w) ? 4 : 1;
+    return (bl_stored){p->row / w->block_rows, bl_weight_scale_rows(w), p->col / w->block_cols * size, bl_weight_scale_row_bytes(w)};
 }
 
 static bool holds(const bl_stored *s, uint64_t row, uint64_t col)

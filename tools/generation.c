@@ -1,0 +1,69 @@
+#include "tools/generation.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void count_problem(void *arg, const bl_error *problem)
+{
+    (void)problem;
+    ++*(size_t *)arg;
+}
+
+bl_status generation_find(const bl_checkpoint *c, generation_facts *f, bl_error *err)
+{
+    int block = c->config.quantized ? 32 : 0;
+    *f = (generation_facts){0};
+    if (c->config.earlier) {
+        BL_TRY(bl_bind(c, &f->arena, count_problem, &f->problems, &f->binding, err));
+        BL_TRY(bl_bind_forms(c, &f->binding, count_problem, &f->problems, err));
+        BL_TRY(bl_scales_survey(c, &f->binding, &f->scales, err));
+        BL_TRY(bl_scales_claim(c, &f->scales, count_problem, &f->problems, err));
+        f->problems += f->scales.first_bad.weight != NULL;
+        block = f->binding.fp8 ? f->binding.block : 0;
+    }
+    f->generation = bl_generation_find(c, block, f->why, sizeof f->why);
+    return BL_OK;
+}
+
+void generation_role(const bl_checkpoint *c, const generation_facts *f, int layer, char *buf, size_t cap)
+{
+    static const struct { const char *part, *says; } parts[] = {
+        {".experts.", "experts"}, {".tid2eid", "hash-routed"}, {".compressor.", "compresses"}, {".indexer.", "selects"}};
+    bool has[4] = {false}, any = false;
+    for (size_t i = 0; i < f->binding.count; i++) {
+        const bl_slot *s = f->binding.weights[i].slot;
+        if (s->layer == layer) {
+            any = true;
+            for (int k = 0; k < 4; k++) has[k] = has[k] || strstr(s->name, parts[k].part);
+        }
+    }
+    size_t n = (size_t)snprintf(buf, cap, "%s%s", layer >= c->config.num_hidden_layers ? "draft layer, " : "",
+                                !any ? "absent" : has[0] ? parts[0].says : "dense");
+    for (int k = 1; k < 4; k++)
+        if (has[k]) n += (size_t)snprintf(buf + n, cap - n, ", %s", parts[k].says);
+}
+
+void generation_print(const generation_facts *f)
+{
+    printf("generation: %s%s%s%s\n", bl_generation_name(f->generation), f->why[0] ? " (" : "", f->why, f->why[0] ? ")" : "");
+    const bl_scale_survey *s = &f->scales;
+    if (s->weights && s->rounded_scales)
+        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu weights\n",
+               (unsigned long long)s->scales, (unsigned long long)s->rounded_scales, (unsigned long long)s->rounded_weights,
+               (unsigned long long)s->weights);
+    else if (s->weights)
+        printf("            %llu float32 scales, all powers of two, as from V3.1 on: a cast to BF16 is exact\n", (unsigned long long)s->scales);
+    if (f->problems)
+        printf("            %zu problems: baleen verify names them\n", f->problems);
+}
+
+void generation_json(const generation_facts *f, json_t *j)
+{
+    const bl_scale_survey *s = &f->scales;
+    json_object_update_new(j, json_pack("{s:s, s:s, s:I}", "generation", bl_generation_name(f->generation), "generation_why", f->why,
+                                        "problems", (json_int_t)f->problems));
+    if (s->weights)
+        json_object_set_new(j, "float32_scales",
+                            json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)s->weights, "scales", (json_int_t)s->scales,
+                                      "rounded_weights", (json_int_t)s->rounded_weights, "rounded_scales", (json_int_t)s->rounded_scales));
+}
