@@ -1,0 +1,380 @@
+/* Attention over packed rows: positions, window rows, the sparse product; and the compressor's entries.
+ *
+ * The sparse product's order: list and blocks of 64 slots as in kernels/ops.h; a score is a product of dot.h over d, times scale; the
+ * denominator of a block is ops.h's; the value product continues the accumulator (faded first) through the block's four k16 steps,
+ * slots ascending. Holes are rows of zeros with p = 0. */
+#include "kernels/cuda/device.cuh"
+
+namespace bl {
+
+enum { THREADS = 256, HEADS = 16, SLOTS = BL_ATTN_BLOCK, PAD = 8, TILES = BL_CUDA_MAX_HEAD_DIM / 64 };
+
+__global__ void rotations_kernel(bl_cuda_tables t, const float *frequency, int half)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= t.tokens * half) return;
+    for (int k = 0; k < 2; k++) ((float2 *)t.rotation[k])[i] = rotation_of(t.position[i / half], frequency[k * half + i % half]);
+}
+
+__global__ void rope_kernel(uint16_t *q, const float *rotation, int64_t heads, int64_t d, int64_t R)
+{
+    const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
+    if (i >= heads * half) return;
+    uint16_t *v = q + (t * heads + i / half) * d + (d - R) + 2 * (i % half);
+    const float2 cs = ((const float2 *)(rotation + t * R))[i % half];
+    uint32_t pair = *(uint32_t *)v;
+    uint16_t a = (uint16_t)pair, b = (uint16_t)(pair >> 16);
+    rotate(a, b, cs.x, cs.y);
+    *(uint32_t *)v = a | (uint32_t)b << 16;
+}
+
+/* rmsnorm of a row of n in shared memory, by a whole block. */
+__device__ __forceinline__ void norm_in_place(uint16_t *row, const uint16_t *w, int64_t n, float eps, float *sums)
+{
+    const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(row[i]), from_bf16(row[i]), v); });
+    const float r = bl_rsqrt(sum / (float)n + eps);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = to_bf16(from_bf16(w[i]) * (from_bf16(row[i]) * r));
+    __syncthreads();
+}
+
+__device__ __forceinline__ void rotate_row(uint16_t *row, int64_t n, int64_t R, int pair, float2 cs)
+{
+    if (pair < R / 2) rotate(row[n - R + 2 * pair], row[n - R + 2 * pair + 1], cs.x, cs.y);
+}
+
+/* Packed rows of what is in shared memory; n a multiple of 32, whole warps. */
+__device__ __forceinline__ void pack_window(uint8_t *out, const uint16_t *row, int64_t n)
+{
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const uint8_t byte = fp8_scale(row[i]);
+        out[i] = byte == 255 ? 0x7f : to_e4m3(from_bf16(row[i]) / e8m0(byte));
+        if (i % 32 == 0) out[n + i / 32] = byte;
+    }
+}
+
+/* Codes of a lane and the next one as a byte, written by even lanes; all zero where the scale is NaN. */
+__device__ __forceinline__ void store_pair(uint8_t *out, int64_t i, uint16_t x, float s)
+{
+    const unsigned code = s == s ? to_e2m1(from_bf16(x) / s) : 0, next = __shfl_down_sync(~0u, code, 1);
+    if (i % 2 == 0) out[i / 2] = (uint8_t)(code | next << 4);
+}
+
+__device__ __forceinline__ void pack_latent(uint8_t *out, const uint16_t *row, int64_t n)
+{
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const unsigned most = group_max<16>(row[i] & 0x7fff);
+        const float amax = from_bf16((uint16_t)most), least = 6 * 0x1p-9f;
+        const uint8_t byte = most >= 0x7f80 ? 0x7f : to_e4m3((amax > least ? amax : least) / 6.0f);
+        store_pair(out, i, row[i], e4m3(byte));
+        if (i % 16 == 0) out[n / 2 + i / 16] = byte;
+    }
+}
+
+__device__ __forceinline__ void pack_index(uint8_t *out, const uint16_t *row, int64_t n, int64_t from, int64_t step)
+{
+    for (int64_t i = from; i < n; i += step) {
+        const uint8_t byte = group_scale(row[i], 6 * 0x1p-126f, 1.0f / 6.0f);
+        store_pair(out, i, row[i], e8m0(byte));
+        if (i % 32 == 0) out[n / 2 + i / 32] = byte;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) window_rows_kernel(uint8_t *kv, const uint16_t *down, const uint16_t *norm,
+                                                              const float *rotation, int64_t d, int64_t R, float eps)
+{
+    __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
+    __shared__ float sums[ROW_SUMS];
+    const int64_t t = blockIdx.x;
+    for (int64_t i = threadIdx.x; i < d; i += blockDim.x) row[i] = down[t * d + i];
+    __syncthreads();
+    norm_in_place(row, norm, d, eps, sums);
+    if (threadIdx.x < R / 2) rotate_row(row, d, R, threadIdx.x, ((const float2 *)(rotation + t * R))[threadIdx.x]);
+    __syncthreads();
+    pack_window(kv + t * window_bytes(d), row, d);
+}
+
+__device__ __forceinline__ uint8_t *ring_row(const bl_cuda_span *s, int64_t layer_offset, int64_t position, int64_t ring, int64_t d)
+{
+    return s->windows + layer_offset + position % ring * window_bytes(d);
+}
+
+__global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
+{
+    const int64_t i = blockIdx.x, bytes = window_bytes(d);
+    const bl_cuda_span *s = &t.spans[t.span_of[i]];
+    if (i < s->first + s->count - ring) return; /* overwritten by a later token */
+    uint8_t *out = ring_row(s, layer_offset, t.position[i], ring, d);
+    for (int64_t k = threadIdx.x; k < bytes; k += blockDim.x) out[k] = kv[i * bytes + k];
+}
+
+/* ---- sparse product */
+
+/* The packed row in slot i of token's list; NULL for a hole. */
+__device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, int64_t token, const bl_cuda_span *s, int64_t i)
+{
+    const int64_t position = a.t->position[token];
+    if (i < a.window) {
+        const int64_t at = (position >= a.window ? position - a.window + 1 : 0) + i;
+        if (at > position) return NULL;
+        return at >= s->start ? a.kv + (s->first + at - s->start) * window_bytes(a.d)
+                              : ring_row(s, a.layer_offset, at, a.ring, a.d);
+    }
+    const int32_t entry = a.selected[token * a.topk + i - a.window];
+    if (entry < 0) return NULL;
+    const int64_t page = s->pages + a.t->source_pages[(int64_t)a.t->span_of[token] * a.t->sources + a.source] + entry / PAGE;
+    return a.t->pages[page].latents + entry % PAGE * latent_bytes(a.d);
+}
+
+/* A warp decodes one row to bf16. */
+__device__ __forceinline__ void decode_row(uint16_t *out, const uint8_t *row, bool window, int64_t d)
+{
+    const int lane = threadIdx.x % WARP;
+    for (int64_t i = 2 * lane; i < d; i += 2 * WARP) {
+        uint16_t x = 0, y = 0;
+        if (row && window) {
+            const float s = e8m0(row[d + i / 32]);
+            x = scaled(e4m3(row[i]), s), y = scaled(e4m3(row[i + 1]), s);
+        } else if (row) {
+            const float s = e4m3(row[d / 2 + i / 16]);
+            x = scaled(e2m1(row[i / 2] & 15), s), y = scaled(e2m1(row[i / 2] >> 4), s);
+        }
+        *(uint32_t *)(out + i) = x | (uint32_t)y << 16;
+    }
+}
+
+/* Scores of the warp's 8 slots with the block's 16 heads. */
+__device__ __forceinline__ void score_slots(float total[4], const uint16_t *q, const uint16_t *rows, int64_t d)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, warp = threadIdx.x / WARP;
+    const int64_t stride = d + PAD;
+    for (int i = 0; i < 4; i++) total[i] = 0;
+    for (int64_t k0 = 0; k0 < d; k0 += 256) {
+        float c[4] = {0, 0, 0, 0};
+        const int64_t end = k0 + 256 < d ? k0 + 256 : d;
+        for (int64_t k = k0 + 4 * t; k < end; k += 16) {
+            const uint2 low = *(const uint2 *)(q + g * stride + k), high = *(const uint2 *)(q + (g + 8) * stride + k);
+            const fragment_a a = {{low.x, high.x, low.y, high.y}};
+            mma(c, a, *(const uint2 *)(rows + (8 * warp + g) * stride + k));
+        }
+        for (int i = 0; i < 4; i++) total[i] += c[i];
+    }
+}
+
+/* One head's softmax step over the block: s becomes p in bf16; returns what its accumulators fade by. A warp each. */
+__device__ __forceinline__ float softmax_step(uint16_t *p, const float *s, float &peak, float &total)
+{
+    const int lane = threadIdx.x % WARP;
+    float low = s[lane], high = s[lane + 32], most = low > high ? low : high;
+    for (int m = WARP / 2; m; m /= 2) {
+        const float other = __shfl_xor_sync(~0u, most, m);
+        most = other > most ? other : most;
+    }
+    most = most > peak ? most : peak;
+    const float fade = bl_exp(peak - most);
+    low = bl_exp(low - most);
+    high = bl_exp(high - most);
+    const float low16 = __shfl_down_sync(~0u, low, 16), high16 = __shfl_down_sync(~0u, high, 16);
+    const float sum = __shfl_sync(~0u, lane_tree(((low + low16) + high) + high16), 0);
+    total = total * fade + sum;
+    peak = most;
+    p[lane] = to_bf16(low);
+    p[lane + 32] = to_bf16(high);
+    return fade;
+}
+
+struct attend_shared {
+    float scores[HEADS][SLOTS + 1], fade[HEADS], denominator[HEADS];
+    alignas(16) uint16_t p[HEADS][SLOTS + PAD];
+    int kept[SLOTS];
+};
+
+__global__ void __launch_bounds__(THREADS) attend_kernel(bl_cuda_attention a, bl_cuda_tables tables)
+{
+    extern __shared__ __align__(16) uint16_t shared[];
+    __shared__ attend_shared sh;
+    a.t = &tables;
+    const int64_t d = a.d, stride = d + PAD, token = blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    uint16_t *q = shared, *rows = shared + HEADS * stride;
+    const bl_cuda_span *span = &tables.spans[tables.span_of[token]];
+    for (int64_t i = threadIdx.x; i < HEADS * d; i += THREADS)
+        q[i / d * stride + i % d] = head0 + i / d < a.heads ? a.q[(token * a.heads + head0) * d + i] : (uint16_t)0;
+    float acc[TILES][4] = {}, peak[2] = {-1e30f, -1e30f}, total[2] = {0, 0}; /* a warp has heads 2 warp, 2 warp + 1 */
+    const int64_t slots = a.window + (a.selected ? a.topk : 0);
+    for (int64_t from = 0; from < slots; from += SLOTS) {
+        int any = 0;
+        for (int i = warp; i < SLOTS; i += THREADS / WARP) {
+            const uint8_t *row = from + i < slots ? slot_row(a, token, span, from + i) : NULL;
+            decode_row(rows + i * stride, row, from + i < a.window, d);
+            if (lane == 0) sh.kept[i] = row != NULL;
+            any |= row != NULL;
+        }
+        if (!__syncthreads_or(any)) continue;
+        float s[4];
+        score_slots(s, q, rows, d);
+        for (int i = 0; i < 4; i++) {
+            const int slot = 8 * warp + 2 * t + i % 2;
+            sh.scores[g + i / 2 * 8][slot] = sh.kept[slot] ? s[i] * a.scale : -INFINITY;
+        }
+        __syncthreads();
+        for (int h = 0; h < 2; h++) {
+            const float fade = softmax_step(sh.p[2 * warp + h], sh.scores[2 * warp + h], peak[h], total[h]);
+            if (lane == 0) sh.fade[2 * warp + h] = fade;
+        }
+        __syncthreads();
+        const float f0 = sh.fade[g], f1 = sh.fade[g + 8];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            const int64_t col = 8 * (warp + 8 * n);
+            if (col >= d) continue;
+            acc[n][0] *= f0, acc[n][1] *= f0, acc[n][2] *= f1, acc[n][3] *= f1;
+            for (int k = 0; k < SLOTS; k += 16) {
+                const uint32_t *p0 = (const uint32_t *)&sh.p[g][k + 2 * t], *p1 = (const uint32_t *)&sh.p[g + 8][k + 2 * t];
+                const fragment_a w = {{p0[0], p1[0], p0[4], p1[4]}};
+                uint2 v;
+                const uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + (k + lane % 16) * stride + col);
+                asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+                mma(acc[n], w, v);
+            }
+        }
+        __syncthreads();
+    }
+    for (int h = 0; h < 2; h++) {
+        const int64_t head = head0 + 2 * warp + h;
+        if (lane == 0 && head < a.heads) sh.denominator[2 * warp + h] = total[h] + bl_exp(a.sink[head] - peak[h]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        for (int h = 0; h < 2; h++) {
+            const int64_t col = 8 * (warp + 8 * n) + 2 * t, head = head0 + g + 8 * h;
+            if (col >= d || head >= a.heads) continue;
+            const float below = sh.denominator[g + 8 * h];
+            uint16_t x = to_bf16(acc[n][2 * h] / below), y = to_bf16(acc[n][2 * h + 1] / below);
+            if (col >= d - a.R) { /* rotated back */
+                const float *cs = a.rotation + token * a.R + (col - (d - a.R));
+                rotate(x, y, cs[0], -cs[1]);
+            }
+            *(uint32_t *)(a.o + (token * a.heads + head) * d + col) = x | (uint32_t)y << 16;
+        }
+}
+
+/* ---- compressor */
+
+/* Where the partner of an odd token is: in the pass, or in its sequence's open pair. */
+__global__ void pool_pairs_kernel(bl_cuda_tables t, uint16_t *pooled, const float *kv, const float *z, int64_t d, int64_t source)
+{
+    const int64_t i = blockIdx.x;
+    const bl_cuda_span *s = &t.spans[t.span_of[i]];
+    if (t.position[i] % 2 == 0) return;
+    const bool here = t.position[i] > s->start;
+    const float *open = s->open + source * 2 * d, *kv0 = here ? kv + (i - 1) * d : open, *z0 = here ? z + (i - 1) * d : open + d;
+    for (int64_t k = threadIdx.x; k < d; k += blockDim.x) {
+        const float a = z0[k], b = z[i * d + k], most = b > a ? b : a;
+        const float e0 = bl_exp(a - most), e1 = bl_exp(b - most), sum = e0 + e1;
+        pooled[i * d + k] = to_bf16(kv0[k] * (e0 / sum) + kv[i * d + k] * (e1 / sum));
+    }
+}
+
+__global__ void keep_open_kernel(bl_cuda_tables t, const float *kv, const float *z, int64_t d, int64_t source)
+{
+    const int64_t i = blockIdx.x;
+    const bl_cuda_span *s = &t.spans[t.span_of[i]];
+    if (t.position[i] % 2 || i != s->first + s->count - 1) return;
+    float *open = s->open + source * 2 * d;
+    for (int64_t k = threadIdx.x; k < d; k += blockDim.x) {
+        open[k] = kv[i * d + k];
+        open[d + k] = z[i * d + k];
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) store_entries_kernel(bl_cuda_entries e, bl_cuda_tables t)
+{
+    __shared__ uint16_t latent[BL_CUDA_MAX_HEAD_DIM], key[BL_CUDA_MAX_HEAD_DIM];
+    __shared__ float sums[ROW_SUMS];
+    const int64_t i = blockIdx.x, position = t.position[i], entry = position / e.ratio;
+    if ((position + 1) % e.ratio) return;
+    const bl_cuda_span *s = &t.spans[t.span_of[i]];
+    const bl_cuda_page page = t.pages[s->pages + t.source_pages[(int64_t)t.span_of[i] * t.sources + e.source] + entry / PAGE];
+    for (int64_t k = threadIdx.x; k < e.d; k += blockDim.x) latent[k] = e.latent[i * e.d + k];
+    for (int64_t k = threadIdx.x; k < e.width; k += blockDim.x) key[k] = e.key[i * e.width + k];
+    __syncthreads();
+    norm_in_place(key, e.k_norm, e.width, e.eps, sums);
+    if (threadIdx.x < e.R / 2) { /* both at the position of the group's first token */
+        const float2 cs = rotation_of(entry * e.ratio, e.frequency[threadIdx.x]);
+        rotate_row(key, e.width, e.R, threadIdx.x, cs);
+        rotate_row(latent, e.d, e.R, threadIdx.x, cs);
+    }
+    __syncthreads();
+    pack_index(page.keys + entry % PAGE * index_bytes(e.width), key, e.width, threadIdx.x, blockDim.x);
+    pack_latent(page.latents + entry % PAGE * latent_bytes(e.d), latent, e.d);
+}
+
+/* A warp for each head of a token. */
+__global__ void index_queries_kernel(uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots, const float *rotation,
+                                     int64_t heads, int64_t width, int64_t R, float scale)
+{
+    __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
+    const int64_t at = blockIdx.x, t = at / heads;
+    for (int64_t i = threadIdx.x; i < width; i += WARP) row[i] = q[at * width + i];
+    __syncwarp();
+    for (int pair = threadIdx.x; pair < R / 2; pair += WARP) rotate_row(row, width, R, pair, ((const float2 *)(rotation + t * R))[pair]);
+    __syncwarp();
+    pack_index(rows + at * index_bytes(width), row, width, threadIdx.x, WARP);
+    if (threadIdx.x == 0) weights[at] = from_bf16(to_bf16(from_bf16(dots[at]) * scale));
+}
+
+static unsigned blocks_of(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+} // namespace bl
+
+using namespace bl;
+
+void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *frequency, int64_t R)
+{
+    rotations_kernel<<<blocks_of(t->tokens * (R / 2), THREADS), THREADS, 0, s>>>(*t, frequency, (int)(R / 2));
+}
+
+void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R)
+{
+    rope_kernel<<<dim3(blocks_of(heads * (R / 2), THREADS), (unsigned)T), THREADS, 0, s>>>(q, rotation, heads, d, R);
+}
+
+void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, const uint16_t *norm, const float *rotation, int64_t T,
+                         int64_t d, int64_t R, float eps)
+{
+    window_rows_kernel<<<(unsigned)T, THREADS, 0, s>>>(kv, down, norm, rotation, d, R, eps);
+}
+
+void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
+{
+    const int bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2);
+    cudaFuncSetAttribute(attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (HEADS + SLOTS) * (BL_CUDA_MAX_HEAD_DIM + PAD) * 2);
+    attend_kernel<<<dim3((unsigned)a->t->tokens, blocks_of(a->heads, HEADS)), THREADS, bytes, s>>>(*a, *a->t);
+}
+
+void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
+{
+    store_window_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, d, ring, layer_offset);
+}
+
+void bl_cuda_pool_pairs(bl_cuda_stream s, const bl_cuda_tables *t, uint16_t *pooled, const float *kv, const float *z, int64_t d,
+                        int64_t source)
+{
+    pool_pairs_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, pooled, kv, z, d, source);
+    keep_open_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, z, d, source);
+}
+
+void bl_cuda_store_entries(bl_cuda_stream s, const bl_cuda_entries *e)
+{
+    store_entries_kernel<<<(unsigned)e->t->tokens, THREADS, 0, s>>>(*e, *e->t);
+}
+
+void bl_cuda_index_queries(bl_cuda_stream s, uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots,
+                           const float *rotation, int64_t T, int64_t heads, int64_t width, int64_t R, float scale)
+{
+    index_queries_kernel<<<(unsigned)(T * heads), WARP, 0, s>>>(rows, weights, q, dots, rotation, heads, width, R, scale);
+}

@@ -1,0 +1,200 @@
+/* The model's operations on an NVIDIA GPU: launchers with a C interface. Each puts kernels on a stream and returns; what fails
+ * shows in the stream's next synchronisation. Nothing here allocates, synchronises or copies to the host. All pointers but the
+ * structs themselves are device memory, 16-byte aligned; row lengths are multiples of 32 unless said. bf16 is uint16_t.
+ *
+ * Results equal the C references of kernels/ops.h to the bit for everything without a long sum. Products follow the order of
+ * kernels/cuda/dot.h; row sums (of squares, of the Engram gate) are those of ops.h within segments of BL_CUDA_ROW_SEGMENT elements,
+ * the segments' sums added to +0 ascending. No result depends on the number of tokens, on the grid or on the architecture. */
+#ifndef BL_KERNELS_CUDA_CUDA_H
+#define BL_KERNELS_CUDA_CUDA_H
+
+#include "kernels/linear.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st;
+typedef struct CUstream_st *bl_cuda_stream; /* a cudaStream_t */
+
+enum {
+    BL_CUDA_ROW_SEGMENT = 512,
+    BL_CUDA_MAX_HEADS = 64,     /* of the indexer */
+    BL_CUDA_MAX_INDEX_DIM = 128, /* of the indexer */
+    BL_CUDA_MAX_HEAD_DIM = 512,
+    BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
+    BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
+};
+
+/* ---- where tokens stand and what their sequences remember: tables in device memory, refilled for each pass */
+typedef struct bl_cuda_span {
+    int64_t first, start; /* its first token in the pass, and that token's position */
+    int64_t count;
+    uint8_t *windows; /* [layers][ring rows][window row bytes] */
+    float *open;      /* [KV sources][2][head_dim] */
+    int64_t pages;    /* index into the page table of its first page; a source's pages follow one another */
+} bl_cuda_span;
+
+typedef struct bl_cuda_page {
+    uint8_t *latents, *keys; /* [64] packed rows each */
+} bl_cuda_page;
+
+typedef struct bl_cuda_tables {
+    int64_t tokens;
+    const int32_t *ids;           /* [tokens] */
+    const int64_t *position;      /* [tokens] */
+    const int32_t *span_of;       /* [tokens] */
+    const bl_cuda_span *spans;
+    const bl_cuda_page *pages;
+    const int64_t *source_pages;  /* [spans][sources] first page of a span's source, relative to its pages */
+    int64_t sources;
+    float *rotation[2];           /* [tokens][R / 2][2] cos, sin of plain and compressed layers */
+} bl_cuda_tables;
+
+/* ---- products */
+/* y[t * ld + r] = product of row row0 + r of w with x[t * ldx ...], for r < rows, t < tokens. Exactly one of y16 (rounded) and y32
+ * is not NULL. With groups > 1 the same for each group g, with x + g * x_step, row0 + g * row_step, y + g * y_step. */
+typedef struct bl_cuda_product {
+    bl_matrix w; /* codes and scale in device memory */
+    int64_t row0, rows;
+    const uint16_t *x;
+    int64_t ldx, tokens;
+    uint16_t *y16;
+    float *y32;
+    int64_t ld;
+    int64_t groups, x_step, row_step, y_step;
+} bl_cuda_product;
+void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
+/* parts[segment][t][r] = the sums of single segments (ceil(cols / 256) of them), for a kernel that adds them itself. */
+void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *parts);
+
+/* y [rows, n] = fp8 rounding of x (row stride ldx). May be in place. */
+void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t ldx, int64_t rows, int64_t n);
+
+/* ---- streams; shapes as in runtime/backend.h */
+void bl_cuda_embed(bl_cuda_stream s, uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t T,
+                   int64_t D);
+void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *x, int64_t T, int64_t D);
+/* parts: of multiply_parts for the mixing's fn and H. */
+void bl_cuda_mix(bl_cuda_stream s, float *pre, float *post, float *comb, const float *parts, const uint16_t *H, const float *scale3,
+                 const float *base24, int64_t T, int64_t D, float eps_rms, float eps, int iters);
+/* x[i] = rmsnorm(collapse(token tokens[i], or i when tokens is NULL)); rounded (may be NULL) its fp8 rounding. */
+void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
+                      const int64_t *tokens, int64_t n, int64_t D, float eps);
+/* H = expand(y, H, post, comb) in place. */
+void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D);
+void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n);
+/* y [rows, n] = rmsnorm of x; rounded (may be NULL) its fp8 rounding. */
+void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
+                     float eps);
+
+/* ---- attention */
+/* Fill t->rotation for the tokens' positions from frequencies [2][R / 2]. */
+void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *frequency, int64_t R);
+/* Rotate q [T, heads, d] in place. */
+void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R);
+/* Window rows: norm of down [T, d], rotation, packing to kv. */
+void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, const uint16_t *norm, const float *rotation, int64_t T,
+                         int64_t d, int64_t R, float eps);
+typedef struct bl_cuda_attention {
+    const bl_cuda_tables *t;
+    const uint16_t *q; /* [T, heads, d] */
+    const uint8_t *kv; /* window rows of the pass */
+    const int32_t *selected; /* [T, topk]; NULL for window-only layers */
+    const float *sink, *rotation;
+    uint16_t *o;
+    int64_t heads, d, R, window, ring, topk;
+    int64_t layer_offset; /* bytes of the layer's ring in a span's windows */
+    int64_t source;
+    float scale;
+} bl_cuda_attention;
+void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a);
+void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset);
+
+/* ---- compressor: a token whose position closes a group of `ratio` completes an entry; rows of other tokens are left alone */
+/* pooled [T, d] from the pair's products kv, z [T, d] fp32; then the newest even token's go to open. */
+void bl_cuda_pool_pairs(bl_cuda_stream s, const bl_cuda_tables *t, uint16_t *pooled, const float *kv, const float *z, int64_t d,
+                        int64_t source);
+typedef struct bl_cuda_entries {
+    const bl_cuda_tables *t;
+    const uint16_t *latent; /* [T, d] normed */
+    const uint16_t *key;    /* [T, width] projected, not normed */
+    const uint16_t *k_norm;
+    const float *frequency; /* [R / 2] of compressed layers */
+    int64_t d, width, R, ratio, source;
+    float eps;
+} bl_cuda_entries;
+void bl_cuda_store_entries(bl_cuda_stream s, const bl_cuda_entries *e);
+
+/* ---- indexer */
+/* rows [T, heads] packed index rows of the rotated q [T, heads, width]; weights [T, heads] = bf16(bf16(dots) * scale). */
+void bl_cuda_index_queries(bl_cuda_stream s, uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots,
+                           const float *rotation, int64_t T, int64_t heads, int64_t width, int64_t R, float scale);
+typedef struct bl_cuda_selection {
+    const bl_cuda_tables *t;
+    const uint8_t *queries;
+    const float *weights;
+    int64_t first, rows;     /* tokens handled by this call */
+    int64_t heads, width, ratio, source, topk;
+    int64_t longest;         /* no sequence has more entries; row length of scores */
+    float *scores;           /* [rows, longest] */
+    uint32_t *best;          /* [rows, blocks of longest] scratch of the publisher */
+    int32_t *selected;       /* [T, topk] */
+    int32_t *candidates;     /* [T, blocks] */
+    int64_t blocks, size;
+    bool publish, filtered;
+} bl_cuda_selection;
+void bl_cuda_select(bl_cuda_stream s, const bl_cuda_selection *a);
+
+/* ---- experts */
+typedef struct bl_cuda_expert {
+    const void *codes[3]; /* w1, w3, w2 */
+    const uint8_t *scale[3];
+} bl_cuda_expert;
+typedef struct bl_cuda_groups { /* of a pass, made by bl_cuda_sort */
+    int32_t *token;   /* [slots] */
+    float *gate;      /* [slots] */
+    int32_t *slot_of; /* [T, k] ascending, then -1 */
+    int32_t *units;   /* [max units][3] expert, first slot, slots */
+    int32_t *count;   /* [1] units */
+} bl_cuda_groups;
+void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
+                   bool norm_topk, float route_scale);
+/* Slots of the T * k choices sorted by expert, then token; experts outside [first, first + count) are dropped. */
+void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
+                  int64_t count);
+/* Slots of a unit, and units at most, for T tokens of k choices among E experts. */
+int64_t bl_cuda_unit_slots(int64_t T);
+int64_t bl_cuda_max_units(int64_t T, int64_t k, int64_t E);
+typedef struct bl_cuda_expert_product {
+    const bl_cuda_expert *experts; /* [experts] */
+    const bl_cuda_groups *groups;  /* host struct */
+    bl_weight_kind kind;
+    int64_t rows, cols;
+    int which[2], count; /* weights multiplied: indexes into codes */
+    const uint16_t *x;
+    bool by_token; /* x rows are tokens, else slots */
+    uint16_t *y[2]; /* [slots, rows] */
+    int64_t T, k, E;
+} bl_cuda_expert_product;
+void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p);
+/* a [n, inter] = swiglu(g, u) with the rows' gates (NULL: 1), rounded to fp8 when round. */
+void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
+                    float limit, bool round);
+/* partial [T, D] = rows of y by slot_of ascending, then the shared expert's row (NULL: none). */
+void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,
+                         int64_t k, int64_t D);
+
+/* ---- Engram */
+/* e [rows, width] of gathered table rows: codes [rows, width], scales [rows, width / 32]. */
+void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width);
+/* kv [T, 5, D]: keys of four streams, then the value. */
+void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

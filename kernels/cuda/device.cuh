@@ -1,0 +1,226 @@
+/* What the kernels share: numbers, sums in fixed orders, the tensor core step. Everything here rounds as written: the folder is
+ * compiled without contraction, and without flushing subnormals. */
+#ifndef BL_KERNELS_CUDA_DEVICE_CUH
+#define BL_KERNELS_CUDA_DEVICE_CUH
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/fmath.h"
+#include "kernels/ops.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+namespace bl {
+
+enum { S = 4 /* residual streams */, PAGE = 64, WARP = 32 };
+
+__device__ __forceinline__ float from_bf16(uint16_t b)
+{
+    return __uint_as_float((uint32_t)b << 16);
+}
+
+/* As in kernels/ops.h, for device code. */
+__host__ __device__ __forceinline__ int64_t window_bytes(int64_t d) { return d + d / 32; }
+__host__ __device__ __forceinline__ int64_t latent_bytes(int64_t d) { return d / 2 + d / 16; }
+__host__ __device__ __forceinline__ int64_t index_bytes(int64_t d) { return d / 2 + d / 32; }
+
+/* Nearest even; NaN becomes 0x7FC0 with its sign. */
+__device__ __forceinline__ uint16_t to_bf16(float x)
+{
+    const uint32_t u = __float_as_uint(x);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 & 0x8000 | 0x7fc0);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+__device__ __forceinline__ float e8m0(uint8_t b)
+{
+    return b == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float(b ? (uint32_t)b << 23 : 0x00400000u);
+}
+
+__device__ __forceinline__ float e4m3(uint8_t c)
+{
+    const uint32_t e = c >> 3 & 15, m = c & 7;
+    if ((c & 127) == 127) return __uint_as_float(0x7fc00000 | (uint32_t)(c & 128) << 24);
+    const float v = e ? __uint_as_float((e + 120) << 23 | m << 20) : (float)m * 0x1p-9f;
+    return c & 128 ? -v : v;
+}
+
+/* Saturating, nearest even, NaN 0x7F with the sign: the conversion of the hardware. */
+__device__ __forceinline__ uint8_t to_e4m3(float x)
+{
+    const uint32_t u = __float_as_uint(x);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint8_t)(u >> 24 & 0x80 | 0x7f);
+    uint16_t packed;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(0.0f), "f"(x));
+    return (uint8_t)packed;
+}
+
+__device__ __forceinline__ float e2m1(unsigned c)
+{
+    const unsigned m = c & 7;
+    const float v = m < 2 ? 0.5f * (float)m : __uint_as_float(((m >> 1) + 126) << 23 | (m & 1) << 22);
+    return c & 8 ? -v : v;
+}
+
+/* Ties to even; keeps the sign of zero; clamps to 6. NaN gives 0 with its sign. */
+__device__ __forceinline__ unsigned to_e2m1(float x)
+{
+    const float a = fabsf(x);
+    const unsigned sign = __float_as_uint(x) >> 28 & 8;
+    unsigned c = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+    return sign | c;
+}
+
+/* Byte of 2^ceil(log2 r): as bl_e8m0_ceil. */
+__device__ __forceinline__ uint8_t e8m0_ceil(float r)
+{
+    const uint32_t u = __float_as_uint(r), e = (u >> 23) + ((u & 0x7fffff) != 0);
+    return (uint8_t)(e < 1 ? 1 : e > 254 ? 254 : e);
+}
+
+/* Largest of a value over 16 or 32 lanes that hold a group. */
+template <int LANES> __device__ __forceinline__ unsigned group_max(unsigned x)
+{
+    for (int m = LANES / 2; m; m /= 2) {
+        const unsigned y = __shfl_xor_sync(~0u, x, m);
+        x = y > x ? y : x;
+    }
+    return x;
+}
+
+/* Scale byte of a group of 32 bf16, one a lane: see power_scale in ops_round.c. 255: not all finite. */
+__device__ __forceinline__ uint8_t group_scale(uint16_t x, float least, float part)
+{
+    const unsigned most = group_max<32>(x & 0x7fff);
+    if (most >= 0x7f80) return 255;
+    const float amax = from_bf16((uint16_t)most);
+    return e8m0_ceil((amax > least ? amax : least) * part);
+}
+
+__device__ __forceinline__ uint8_t fp8_scale(uint16_t x)
+{
+    return group_scale(x, 1e-4f, 1.0f / 448.0f);
+}
+
+__device__ __forceinline__ uint16_t scaled(float value, float scale)
+{
+    return scale == scale ? to_bf16(value * scale) : (uint16_t)0x7fc0;
+}
+
+/* The fp8 rounding of one element of a group, all lanes of a warp taking part. */
+__device__ __forceinline__ uint16_t rounded_fp8(uint16_t x)
+{
+    const float s = e8m0(fp8_scale(x));
+    return scaled(e4m3(to_e4m3(from_bf16(x) / s)), s);
+}
+
+/* Tree over 16 lanes: l + (l+8), l + (l+4), ... in every lane of the half warp. */
+__device__ __forceinline__ float lane_tree(float v)
+{
+    for (int m = 8; m; m /= 2) v = v + __shfl_xor_sync(~0u, v, m);
+    return v;
+}
+
+/* Sum over a row of n elements in the order of cuda.h, by a whole block of 256 threads; term(i, sum) adds element i. sums: shared,
+ * [BL_CUDA_MAX_ROW / BL_CUDA_ROW_SEGMENT]. Every thread gets the result. */
+template <class F> __device__ __forceinline__ float row_sum(float *sums, int64_t n, F term)
+{
+    const int lane = threadIdx.x % 16, group = threadIdx.x / 16, groups = blockDim.x / 16;
+    const int segments = (int)((n + BL_CUDA_ROW_SEGMENT - 1) / BL_CUDA_ROW_SEGMENT);
+    for (int base = 0; base < segments; base += groups) {
+        const int64_t from = (int64_t)(base + group) * BL_CUDA_ROW_SEGMENT;
+        const int64_t to = from + BL_CUDA_ROW_SEGMENT < n ? from + BL_CUDA_ROW_SEGMENT : n;
+        float v = 0;
+        for (int64_t i = from + lane; i < to; i += 16) v = term(i, v);
+        v = lane_tree(v);
+        if (lane == 0 && base + group < segments) sums[base + group] = v;
+    }
+    __syncthreads();
+    float total = 0;
+    for (int i = 0; i < segments; i++) total += sums[i];
+    __syncthreads();
+    return total;
+}
+
+enum { ROW_SUMS = BL_CUDA_MAX_ROW / BL_CUDA_ROW_SEGMENT };
+
+/* One pair of a rotation: see bl_rope_c. */
+__device__ __forceinline__ void rotate(uint16_t &x, uint16_t &y, float c, float s)
+{
+    const float a = from_bf16(x), b = from_bf16(y);
+    x = to_bf16(a * c - b * s);
+    y = to_bf16(a * s + b * c);
+}
+
+/* cos and sin of position * f as runtime/rope.h defines them. */
+__device__ __forceinline__ float2 rotation_of(int64_t position, float f)
+{
+    const double angle = (double)((float)position * f);
+    return make_float2((float)cos(angle), (float)sin(angle));
+}
+
+/* ---- tensor core */
+
+struct fragment_a {
+    uint32_t r[4];
+};
+
+/* c += A B, one k16 step. A thread's registers hold of rows g and g + 8 of A and of column g of B the elements 4t .. 4t+3: the
+ * order within a step changes nothing (dot.h). */
+__device__ __forceinline__ void mma(float c[4], const fragment_a &a, uint2 b)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.x), "r"(b.y));
+}
+
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/* A scale byte as two equal bf16. */
+__device__ __forceinline__ uint32_t scale_bf16x2(uint8_t b)
+{
+    const uint32_t v = b == 255 ? 0x7fc0u : b ? (uint32_t)b << 7 : 0x40u;
+    return v | v << 16;
+}
+
+/* Four e4m3 codes times a scale as bf16. The codes' bits placed in a bf16 are its value times 2^-120. NaN codes are no legal
+ * weights and come out as 480. */
+__device__ __forceinline__ uint2 decode_fp8(uint32_t w, uint32_t scale)
+{
+    const uint32_t lo = __byte_perm(w, 0, 0x1404), hi = __byte_perm(w, 0, 0x3424); /* codes in the upper bytes of halves */
+    const uint32_t x = (lo & 0x80008000) | (lo >> 4 & 0x07f007f0), y = (hi & 0x80008000) | (hi >> 4 & 0x07f007f0);
+    const uint32_t up = 0x7b807b80; /* 2^120 */
+    return make_uint2(mul_bf16x2(mul_bf16x2(x, up), scale), mul_bf16x2(mul_bf16x2(y, up), scale));
+}
+
+/* Four e2m1 codes (low 16 bits of w) times a scale as bf16. */
+__device__ __forceinline__ uint2 decode_fp4(uint32_t w, uint32_t scale)
+{
+    const uint32_t pick = w & 0x7777;
+    const uint32_t high = __byte_perm(0x3f3f3f00, 0x40404040, pick), low = __byte_perm(0xc0800000, 0xc0804000, pick);
+    uint32_t x = __byte_perm(low, high, 0x5140), y = __byte_perm(low, high, 0x7362);
+    x |= (w & 8) << 12 | (w & 0x80) << 24;
+    y |= (w & 0x800) << 4 | (w & 0x8000) << 16;
+    return make_uint2(mul_bf16x2(x, scale), mul_bf16x2(y, scale));
+}
+
+/* Of the 4 x 4 words that four neighbouring lanes hold, lane t's row t: afterwards its column t. */
+__device__ __forceinline__ void transpose4(uint32_t w[4])
+{
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    const uint32_t a = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), b = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+    if (odd) w[0] = a, w[2] = b;
+    else w[1] = a, w[3] = b;
+    const uint32_t c = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2), d = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
+    if (high) w[0] = c, w[1] = d;
+    else w[2] = c, w[3] = d;
+}
+
+} // namespace bl
+
+#endif

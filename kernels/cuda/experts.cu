@@ -1,0 +1,172 @@
+/* Router, grouping of tokens by expert, the experts' elementwise parts. */
+#include "kernels/cuda/device.cuh"
+
+namespace bl {
+
+enum { THREADS = 256, SORT_THREADS = 1024, SORT_EXPERTS = 4096 };
+
+/* The k best of biased scores, best first, ties to the lower id; a warp for each token. */
+__global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
+                             float route_scale)
+{
+    extern __shared__ float keys[]; /* [E] */
+    const int64_t t = blockIdx.x;
+    const int lane = threadIdx.x;
+    const float *row = logits + t * E;
+    __shared__ int32_t chosen[BL_CUDA_MAX_CHOICES];
+    for (int64_t e = lane; e < E; e += WARP) {
+        const float key = bl_sqrt_softplus(row[e]) + bias[e];
+        keys[e] = key != key ? -INFINITY : key;
+    }
+    __syncwarp();
+    for (int64_t i = 0; i < k; i++) {
+        float best = -INFINITY;
+        int at = 0x7fffffff; /* the lowest id left, even among keys of -infinity */
+        for (int64_t e = lane; e < E; e += WARP)
+            if (keys[e] == keys[e] && (at == 0x7fffffff || keys[e] > best)) best = keys[e], at = (int)e;
+        for (int m = WARP / 2; m; m /= 2) {
+            const float other = __shfl_xor_sync(~0u, best, m);
+            const int id = __shfl_xor_sync(~0u, at, m);
+            if (id != 0x7fffffff && (at == 0x7fffffff || other > best || (other == best && id < at))) best = other, at = id;
+        }
+        if (lane == 0) {
+            chosen[i] = at;
+            keys[at] = __uint_as_float(0x7fc00000); /* taken */
+        }
+        __syncwarp();
+    }
+    if (lane != 0) return;
+    float score[BL_CUDA_MAX_CHOICES], sum = 0;
+    for (int64_t i = 0; i < k; i++) {
+        score[i] = bl_sqrt_softplus(row[chosen[i]]);
+        sum += score[i];
+    }
+    for (int64_t i = 0; i < k; i++) {
+        const float g = norm_topk && k > 1 ? score[i] / (sum + 1e-20f) : score[i];
+        ids[t * k + i] = chosen[i];
+        gates[t * k + i] = g * route_scale;
+    }
+}
+
+/* Exclusive sums of value over the block's threads; total gets the sum of all. */
+__device__ int block_scan(int value, int *total)
+{
+    __shared__ int warps[WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int x = value;
+    for (int d = 1; d < WARP; d *= 2) {
+        const int y = __shfl_up_sync(~0u, x, d);
+        if (lane >= d) x += y;
+    }
+    if (lane == WARP - 1) warps[warp] = x;
+    __syncthreads();
+    int before = 0, sum = 0;
+    for (int w = 0; w < (int)blockDim.x / WARP; w++) {
+        if (w < warp) before += warps[w];
+        sum += warps[w];
+    }
+    __syncthreads();
+    *total = sum;
+    return before + x - value;
+}
+
+/* One block; a thread walks all choices for the experts it has. */
+__global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, const int32_t *ids, const float *gates, int T, int k,
+                                                            int first, int E, int unit)
+{
+    int slots = 0, units = 0;
+    for (int base = 0; base < E; base += blockDim.x) {
+        const int e = base + threadIdx.x;
+        int count = 0, total;
+        for (int i = 0; e < E && i < T * k; i++) count += ids[i] == first + e;
+        int at = slots + block_scan(count, &total);
+        slots += total;
+        int u = units + block_scan((count + unit - 1) / unit, &total);
+        units += total;
+        for (int i = 0; i < count; i += unit, u++) {
+            g.units[3 * u] = e;
+            g.units[3 * u + 1] = at + i;
+            g.units[3 * u + 2] = count - i < unit ? count - i : unit;
+        }
+        for (int i = 0; count && i < T * k; i++)
+            if (ids[i] == first + e) {
+                g.token[at] = i / k;
+                g.gate[at] = gates[i];
+                g.slot_of[i] = at++;
+            }
+    }
+    for (int i = threadIdx.x; i < T * k; i += blockDim.x)
+        if (ids[i] < first || ids[i] >= first + E) g.slot_of[i] = 0x7fffffff;
+    if (threadIdx.x == 0) *g.count = units;
+    __syncthreads();
+    for (int t = threadIdx.x; t < T; t += blockDim.x) { /* each token's slots ascending */
+        int32_t *of = g.slot_of + t * k;
+        for (int i = 1; i < k; i++) {
+            const int32_t x = of[i];
+            int j = i;
+            for (; j > 0 && of[j - 1] > x; j--) of[j] = of[j - 1];
+            of[j] = x;
+        }
+        for (int i = 0; i < k; i++)
+            if (of[i] == 0x7fffffff) of[i] = -1;
+    }
+}
+
+__global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t inter, float limit, bool round)
+{
+    const int64_t slot = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= inter) return; /* whole warps */
+    const float most = limit > 0 ? limit : INFINITY, w = gate ? gate[slot] : 1.0f;
+    float x = from_bf16(g[slot * inter + i]), y = from_bf16(u[slot * inter + i]);
+    x = most < x ? most : x;
+    y = most < y ? most : y;
+    y = -most > y ? -most : y;
+    const uint16_t v = to_bf16(w * (x * bl_sigmoid(x) * y));
+    a[slot * inter + i] = round ? rounded_fp8(v) : v;
+}
+
+__global__ void sum_experts_kernel(float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t k, int64_t D)
+{
+    const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= D) return;
+    float sum = 0;
+    for (int64_t j = 0; j < k; j++) {
+        const int32_t slot = slot_of[t * k + j];
+        if (slot >= 0) sum += from_bf16(y[slot * D + i]);
+    }
+    if (shared) sum += from_bf16(shared[t * D + i]);
+    partial[t * D + i] = sum;
+}
+
+static unsigned blocks_of(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+} // namespace bl
+
+using namespace bl;
+
+void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
+                   bool norm_topk, float route_scale)
+{
+    route_kernel<<<(unsigned)T, WARP, E * sizeof(float), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
+}
+
+void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
+                  int64_t count)
+{
+    sort_kernel<<<1, SORT_THREADS, 0, s>>>(*g, ids, gates, (int)T, (int)k, (int)first, (int)count, (int)bl_cuda_unit_slots(T));
+}
+
+void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
+                    float limit, bool round)
+{
+    swiglu_kernel<<<dim3(blocks_of(inter, THREADS), (unsigned)n), THREADS, 0, s>>>(a, g, u, gate, inter, limit, round);
+}
+
+void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,
+                         int64_t k, int64_t D)
+{
+    sum_experts_kernel<<<dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, s>>>(partial, y, slot_of, shared, k, D);
+}

@@ -1,0 +1,360 @@
+/* Products for any number of tokens: y = x Wt on weights in their stored codes (dot.h: the order). A block takes 16 rows of the
+ * weight and up to 32 tokens; its warps take segments of K in turn, straight from global memory into tensor core fragments, and
+ * the block adds the segments' sums ascending. Nothing of that depends on how many tokens there are. */
+#include "kernels/cuda/device.cuh"
+
+namespace bl {
+
+enum { WARPS = 8, ROWS = 16, SEGMENT = 256, STEPS = SEGMENT / 16 };
+
+struct rows_of {
+    const uint8_t *codes[2], *scale[2]; /* of rows g and g + 8 of the tile; NULL behind the last row */
+    int64_t cols;
+};
+
+__device__ __forceinline__ int64_t row_bytes(bl_weight_kind kind, int64_t cols)
+{
+    return kind == BL_W_FP4 ? cols / 2 : kind == BL_W_FP8 ? cols : kind == BL_W_BF16 ? cols * 2 : cols * 4;
+}
+
+template <bl_weight_kind KIND>
+__device__ __forceinline__ rows_of tile_rows(const uint8_t *codes, const uint8_t *scale, int64_t cols, int64_t row, int64_t end)
+{
+    rows_of w;
+    w.cols = cols;
+    for (int h = 0; h < 2; h++) {
+        const int64_t r = row + threadIdx.x % WARP / 4 + 8 * h;
+        w.codes[h] = r < end ? codes + r * row_bytes(KIND, cols) : NULL;
+        w.scale[h] = r >= end ? NULL : KIND == BL_W_FP8 ? scale + r / 32 * (cols / 32) : KIND == BL_W_FP4 ? scale + r * (cols / 32) : NULL;
+    }
+    return w;
+}
+
+__device__ __forceinline__ uint4 load16(const uint8_t *p, bool there)
+{
+    return there ? __ldg((const uint4 *)p) : make_uint4(0, 0, 0, 0);
+}
+
+__device__ __forceinline__ uint2 load_x(const uint16_t *x, int64_t k, int64_t cols)
+{
+    return x && k < cols ? __ldg((const uint2 *)(x + k)) : make_uint2(0, 0);
+}
+
+/* One step with each of the token tiles; k is the thread's first element. */
+template <int NT>
+__device__ __forceinline__ void step(float c[NT][4], const fragment_a &a, const uint16_t *const x[NT], int64_t k, int64_t cols)
+{
+    for (int n = 0; n < NT; n++) mma(c[n], a, load_x(x[n], k, cols));
+}
+
+/* Scale bytes of a segment's blocks as bf16 pairs. */
+__device__ __forceinline__ void load_scales(uint32_t out[8], const uint8_t *scale, int64_t k, int64_t cols)
+{
+    for (int b = 0; b < 8; b++) out[b] = scale && k + 32 * b < cols ? scale_bf16x2(__ldg(scale + k / 32 + b)) : 0;
+}
+
+
+/* The chains of one segment that begins at k0. */
+template <int NT> __device__ __forceinline__ void segment_fp8(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    const int t = threadIdx.x % 4;
+    uint32_t words[2][4][4], scales[2][8];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int64_t k = k0 + 64 * j + 16 * t;
+            const uint4 v = load16(w.codes[h] + k, w.codes[h] && k < w.cols);
+            words[h][j][0] = v.x, words[h][j][1] = v.y, words[h][j][2] = v.z, words[h][j][3] = v.w;
+        }
+    load_scales(scales[0], w.scale[0], k0, w.cols);
+    load_scales(scales[1], w.scale[1], k0, w.cols);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        transpose4(words[0][j]);
+        transpose4(words[1][j]);
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const int b = 2 * j + s / 2;
+            const uint2 low = decode_fp8(words[0][j][s], scales[0][b]), high = decode_fp8(words[1][j][s], scales[1][b]);
+            const fragment_a a = {{low.x, high.x, low.y, high.y}};
+            step<NT>(c, a, x, k0 + 64 * j + 16 * s + 4 * t, w.cols);
+        }
+    }
+}
+
+template <int NT> __device__ __forceinline__ void segment_fp4(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    const int t = threadIdx.x % 4;
+    uint32_t words[2][2][4], scales[2][8];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int64_t k = k0 + 128 * j + 32 * t; /* two steps: their quarters are paired, so that a word holds both of one lane */
+            const uint4 v = load16(w.codes[h] + k / 2, w.codes[h] && k < w.cols);
+            words[h][j][0] = __byte_perm(v.x, v.z, 0x5410);
+            words[h][j][1] = __byte_perm(v.x, v.z, 0x7632);
+            words[h][j][2] = __byte_perm(v.y, v.w, 0x5410);
+            words[h][j][3] = __byte_perm(v.y, v.w, 0x7632);
+        }
+    load_scales(scales[0], w.scale[0], k0, w.cols);
+    load_scales(scales[1], w.scale[1], k0, w.cols);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        transpose4(words[0][j]);
+        transpose4(words[1][j]);
+#pragma unroll
+        for (int s = 0; s < 8; s++) {
+            const int shift = s % 2 * 16, b = 4 * j + s / 2;
+            const uint2 low = decode_fp4(words[0][j][s / 2] >> shift, scales[0][b]);
+            const uint2 high = decode_fp4(words[1][j][s / 2] >> shift, scales[1][b]);
+            const fragment_a a = {{low.x, high.x, low.y, high.y}};
+            step<NT>(c, a, x, k0 + 128 * j + 16 * s + 4 * t, w.cols);
+        }
+    }
+}
+
+template <int NT> __device__ __forceinline__ void segment_bf16(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    const int t = threadIdx.x % 4;
+#pragma unroll 8
+    for (int s = 0; s < STEPS; s++) {
+        const int64_t k = k0 + 16 * s + 4 * t;
+        const uint2 low = load_x((const uint16_t *)w.codes[0], k, w.cols), high = load_x((const uint16_t *)w.codes[1], k, w.cols);
+        const fragment_a a = {{low.x, high.x, low.y, high.y}};
+        step<NT>(c, a, x, k, w.cols);
+    }
+}
+
+/* The leading 16 bits of two floats, cut; both become what is left. */
+__device__ __forceinline__ uint32_t split_pair(float &a, float &b)
+{
+    const uint32_t u = __float_as_uint(a) & 0xffff0000, v = __float_as_uint(b) & 0xffff0000;
+    a -= __uint_as_float(u);
+    b -= __uint_as_float(v);
+    return u >> 16 | v;
+}
+
+template <int NT> __device__ __forceinline__ void segment_f32(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    const int t = threadIdx.x % 4;
+#pragma unroll 4
+    for (int s = 0; s < STEPS; s++) {
+        const int64_t k = k0 + 16 * s + 4 * t;
+        fragment_a a[3];
+        for (int h = 0; h < 2; h++) {
+            const uint4 v = load16(w.codes[h] + 4 * k, w.codes[h] && k < w.cols);
+            float f[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+            for (int p = 0; p < 3; p++) {
+                a[p].r[h] = split_pair(f[0], f[1]);
+                a[p].r[h + 2] = split_pair(f[2], f[3]);
+            }
+        }
+        for (int n = 0; n < NT; n++) {
+            const uint2 b = load_x(x[n], k, w.cols);
+            for (int p = 2; p >= 0; p--) mma(c[n], a[p], b);
+        }
+    }
+}
+
+template <bl_weight_kind KIND, int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    for (int n = 0; n < NT; n++)
+        for (int i = 0; i < 4; i++) c[n][i] = 0;
+    if (KIND == BL_W_FP8) segment_fp8<NT>(c, w, x, k0);
+    else if (KIND == BL_W_FP4) segment_fp4<NT>(c, w, x, k0);
+    else if (KIND == BL_W_BF16) segment_bf16<NT>(c, w, x, k0);
+    else segment_f32<NT>(c, w, x, k0);
+}
+
+/* Sums of the block's tile over all segments, ascending: thread i gets elements i, i + 256, ... of [NT * 8 tokens][16 rows]. */
+template <bl_weight_kind KIND, int NT>
+__device__ __forceinline__ void tile_sums(float total[(NT + 1) / 2], const rows_of &w, const uint16_t *const x[NT])
+{
+    __shared__ float sums[WARPS][NT * 8][ROWS + 1];
+    const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const int segments = (int)((w.cols + SEGMENT - 1) / SEGMENT);
+    for (int i = 0; i < (NT + 1) / 2; i++) total[i] = 0;
+    for (int base = 0; base < segments; base += WARPS) {
+        if (base + warp < segments) {
+            float c[NT][4];
+            segment<KIND, NT>(c, w, x, (int64_t)(base + warp) * SEGMENT);
+            for (int n = 0; n < NT; n++)
+                for (int i = 0; i < 4; i++) sums[warp][8 * n + 2 * t + i % 2][g + i / 2 * 8] = c[n][i];
+        }
+        __syncthreads();
+        const int count = segments - base < WARPS ? segments - base : WARPS;
+        for (int i = 0; i < (NT + 1) / 2; i++) {
+            const int at = threadIdx.x + 256 * i;
+            if (at < NT * 8 * ROWS)
+                for (int k = 0; k < count; k++) total[i] += sums[k][at / ROWS][at % ROWS];
+        }
+        __syncthreads();
+    }
+}
+
+struct dense_args {
+    bl_matrix w;
+    int64_t row0, rows, ldx, tokens, ld, x_step, row_step, y_step;
+    const uint16_t *x;
+    uint16_t *y16;
+    float *y32;
+};
+
+template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) dense_kernel(dense_args p)
+{
+    const int64_t group = blockIdx.z, row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
+    const int64_t begin = p.row0 + group * p.row_step;
+    const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, begin + row, begin + p.rows);
+    const uint16_t *x[NT];
+    for (int n = 0; n < NT; n++) {
+        const int64_t i = token + 8 * n + threadIdx.x % WARP / 4;
+        x[n] = i < p.tokens ? p.x + group * p.x_step + i * p.ldx : NULL;
+    }
+    float total[(NT + 1) / 2];
+    tile_sums<KIND, NT>(total, w, x);
+    for (int i = 0; i < (NT + 1) / 2; i++) {
+        const int at = threadIdx.x + 256 * i;
+        const int64_t t = token + at / ROWS, r = row + at % ROWS;
+        if (at >= NT * 8 * ROWS || t >= p.tokens || r >= p.rows) continue;
+        const int64_t y = group * p.y_step + t * p.ld + r;
+        if (p.y16) p.y16[y] = to_bf16(total[i]);
+        else p.y32[y] = total[i];
+    }
+}
+
+/* A warp for each segment; its sums as they are. */
+template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) parts_kernel(dense_args p, float *parts)
+{
+    const int64_t row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
+    const int64_t index = (int64_t)blockIdx.z * WARPS + threadIdx.x / WARP;
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
+    const uint16_t *x[NT];
+    float c[NT][4];
+    if (index * SEGMENT >= p.w.cols) return;
+    for (int n = 0; n < NT; n++) x[n] = token + 8 * n + g < p.tokens ? p.x + (token + 8 * n + g) * p.ldx : NULL;
+    segment<KIND, NT>(c, w, x, index * SEGMENT);
+    for (int n = 0; n < NT; n++)
+        for (int i = 0; i < 4; i++) {
+            const int64_t at = token + 8 * n + 2 * t + i % 2, r = row + g + i / 2 * 8;
+            if (at < p.tokens && r < p.rows) parts[(index * p.tokens + at) * p.rows + r] = c[n][i];
+        }
+}
+
+struct expert_args {
+    const bl_cuda_expert *experts;
+    const int32_t *units, *unit_count, *token;
+    int64_t rows, cols;
+    int which[2];
+    const uint16_t *x;
+    bool by_token;
+    uint16_t *y[2];
+};
+
+template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) expert_kernel(expert_args p)
+{
+    if ((int)blockIdx.y >= *p.unit_count) return;
+    const int32_t *unit = p.units + 3 * blockIdx.y;
+    const bl_cuda_expert *e = p.experts + unit[0];
+    const int64_t slot = unit[1], count = unit[2], row = (int64_t)blockIdx.x * ROWS;
+    const int which = blockIdx.z ? p.which[1] : p.which[0]; /* an index into the parameters would copy them to the stack */
+    uint16_t *const y = blockIdx.z ? p.y[1] : p.y[0];
+    const rows_of w = tile_rows<KIND>((const uint8_t *)e->codes[which], e->scale[which], p.cols, row, p.rows);
+    const uint16_t *x[NT];
+    for (int n = 0; n < NT; n++) {
+        const int64_t i = 8 * n + threadIdx.x % WARP / 4;
+        x[n] = i < count ? p.x + (p.by_token ? p.token[slot + i] : slot + i) * p.cols : NULL;
+    }
+    float total[(NT + 1) / 2];
+    tile_sums<KIND, NT>(total, w, x);
+    for (int i = 0; i < (NT + 1) / 2; i++) {
+        const int at = threadIdx.x + 256 * i;
+        if (at < NT * 8 * ROWS && at / ROWS < count && row + at % ROWS < p.rows)
+            y[(slot + at / ROWS) * p.rows + row + at % ROWS] = to_bf16(total[i]);
+    }
+}
+
+static unsigned blocks_of(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+/* Token tiles of a block, by the number of tokens: any choice gives the same bits. */
+static int tiles_for(int64_t tokens)
+{
+    return tokens <= 8 ? 1 : tokens <= 16 ? 2 : 4;
+}
+
+static dense_args dense_of(const bl_cuda_product *p)
+{
+    return {p->w, p->row0, p->rows, p->ldx, p->tokens, p->ld, p->x_step, p->row_step, p->y_step, p->x, p->y16, p->y32};
+}
+
+template <int NT> static void launch_dense(cudaStream_t s, bl_weight_kind kind, const dense_args &a, int64_t groups)
+{
+    const dim3 grid(blocks_of(a.rows, ROWS), blocks_of(a.tokens, NT * 8), (unsigned)(groups > 1 ? groups : 1));
+    if (kind == BL_W_FP8) dense_kernel<BL_W_FP8, NT><<<grid, 256, 0, s>>>(a);
+    else if (kind == BL_W_FP4) dense_kernel<BL_W_FP4, NT><<<grid, 256, 0, s>>>(a);
+    else if (kind == BL_W_BF16) dense_kernel<BL_W_BF16, NT><<<grid, 256, 0, s>>>(a);
+    else dense_kernel<BL_W_F32, NT><<<grid, 256, 0, s>>>(a);
+}
+
+template <int NT> static void launch_experts(cudaStream_t s, bl_weight_kind kind, const expert_args &a, dim3 grid)
+{
+    if (kind == BL_W_FP8) expert_kernel<BL_W_FP8, NT><<<grid, 256, 0, s>>>(a);
+    else if (kind == BL_W_FP4) expert_kernel<BL_W_FP4, NT><<<grid, 256, 0, s>>>(a);
+    else expert_kernel<BL_W_BF16, NT><<<grid, 256, 0, s>>>(a);
+}
+
+} // namespace bl
+
+using namespace bl;
+
+void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p)
+{
+    const dense_args a = dense_of(p);
+    if (p->tokens <= 0 || p->rows <= 0) return;
+    switch (tiles_for(p->tokens)) {
+    case 1: launch_dense<1>(s, p->w.kind, a, p->groups); break;
+    case 2: launch_dense<2>(s, p->w.kind, a, p->groups); break;
+    default: launch_dense<4>(s, p->w.kind, a, p->groups);
+    }
+}
+
+void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *parts)
+{
+    const dense_args a = dense_of(p);
+    const int nt = tiles_for(p->tokens);
+    const dim3 grid(blocks_of(p->rows, ROWS), blocks_of(p->tokens, 8 * nt), blocks_of(p->w.cols, SEGMENT * WARPS));
+    if (p->tokens <= 0) return;
+    if (nt == 1) parts_kernel<BL_W_F32, 1><<<grid, 256, 0, s>>>(a, parts);
+    else if (nt == 2) parts_kernel<BL_W_F32, 2><<<grid, 256, 0, s>>>(a, parts);
+    else parts_kernel<BL_W_F32, 4><<<grid, 256, 0, s>>>(a, parts);
+}
+
+int64_t bl_cuda_unit_slots(int64_t T)
+{
+    return T <= 64 ? 8 : T <= 256 ? 16 : 32;
+}
+
+int64_t bl_cuda_max_units(int64_t T, int64_t k, int64_t E)
+{
+    const int64_t most = E + T * k / bl_cuda_unit_slots(T);
+    return T * k < most ? T * k : most;
+}
+
+void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p)
+{
+    const expert_args a = {p->experts, p->groups->units, p->groups->count, p->groups->token, p->rows, p->cols,
+                           {p->which[0], p->which[1]}, p->x, p->by_token, {p->y[0], p->y[1]}};
+    const dim3 grid(blocks_of(p->rows, ROWS), (unsigned)bl_cuda_max_units(p->T, p->k, p->E), (unsigned)p->count);
+    if (p->T <= 0) return;
+    switch (bl_cuda_unit_slots(p->T)) {
+    case 8: launch_experts<1>(s, p->kind, a, grid); break;
+    case 16: launch_experts<2>(s, p->kind, a, grid); break;
+    default: launch_experts<4>(s, p->kind, a, grid);
+    }
+}

@@ -1,0 +1,239 @@
+/* Residual streams, norms, roundings, Engram: a block for each row. */
+#include "kernels/cuda/device.cuh"
+
+namespace bl {
+
+enum { THREADS = 256, MIX = S * (2 + S), PART = 256 /* elements of a segment of a product */ };
+
+__global__ void embed_kernel(uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t D)
+{
+    const int64_t t = blockIdx.x, row = ids[t] - first;
+    const bool here = row >= 0 && row < count;
+    for (int64_t i = threadIdx.x; i < D / 8; i += blockDim.x)
+        ((uint4 *)(x + t * D))[i] = here ? ((const uint4 *)(table + row * D))[i] : make_uint4(0, 0, 0, 0);
+}
+
+__global__ void fan_out_kernel(uint16_t *H, float *pre, const uint16_t *x, int64_t D)
+{
+    const int64_t t = blockIdx.x;
+    for (int64_t i = threadIdx.x; i < D / 8; i += blockDim.x) {
+        const uint4 v = ((const uint4 *)(x + t * D))[i];
+        for (int j = 0; j < S; j++) ((uint4 *)(H + (t * S + j) * D))[i] = v;
+    }
+    if (threadIdx.x < S) pre[t * S + threadIdx.x] = threadIdx.x == 0;
+}
+
+/* ---- mixing: see ops_streams.c. One thread for each of the 16 elements of comb. */
+
+__device__ __forceinline__ float sum_row(float c)
+{
+    const int base = threadIdx.x & 12;
+    return ((__shfl_sync(0xffff, c, base) + __shfl_sync(0xffff, c, base + 1)) + __shfl_sync(0xffff, c, base + 2)) +
+           __shfl_sync(0xffff, c, base + 3);
+}
+
+__device__ __forceinline__ float sum_column(float c)
+{
+    const int base = threadIdx.x & 3;
+    return ((__shfl_sync(0xffff, c, base) + __shfl_sync(0xffff, c, base + 4)) + __shfl_sync(0xffff, c, base + 8)) +
+           __shfl_sync(0xffff, c, base + 12);
+}
+
+__device__ __forceinline__ float sinkhorn(float c, float eps, int iters)
+{
+    float most = __shfl_sync(0xffff, c, threadIdx.x & 12);
+    for (int k = 1; k < S; k++) {
+        const float x = __shfl_sync(0xffff, c, (threadIdx.x & 12) + k);
+        if (x > most) most = x;
+    }
+    c = bl_exp(c - most);
+    c = c / sum_row(c) + eps;
+    c = c / (sum_column(c) + eps);
+    for (int i = 1; i < iters; i++) {
+        c = c / (sum_row(c) + eps);
+        c = c / (sum_column(c) + eps);
+    }
+    return c;
+}
+
+__global__ void __launch_bounds__(THREADS) mix_kernel(float *pre, float *post, float *comb, const float *parts, const uint16_t *H,
+                                                      const float *scale3, const float *base24, int64_t T, int64_t D, float eps_rms,
+                                                      float eps, int iters)
+{
+    __shared__ float sums[ROW_SUMS], dots[MIX];
+    const int64_t t = blockIdx.x, n = S * D;
+    const uint16_t *h = H + t * n;
+    if (threadIdx.x < MIX) {
+        float m = 0;
+        for (int64_t k = 0; k * PART < n; k++) m += parts[(k * T + t) * MIX + threadIdx.x];
+        dots[threadIdx.x] = m;
+    }
+    const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); });
+    const float r = bl_rsqrt(sum / (float)n + eps_rms);
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        comb[t * 16 + i] = sinkhorn(dots[2 * S + i] * r * scale3[2] + base24[2 * S + i], eps, iters);
+    } else if (threadIdx.x >= WARP && threadIdx.x < WARP + S) {
+        const int j = threadIdx.x - WARP;
+        pre[t * S + j] = bl_sigmoid(dots[j] * r * scale3[0] + base24[j]) + eps;
+        post[t * S + j] = 2.0f * bl_sigmoid(dots[S + j] * r * scale3[1] + base24[S + j]);
+    }
+}
+
+/* y = rmsnorm of the n values in row (shared), and their fp8 rounding. Ends without a barrier. */
+__device__ __forceinline__ void norm_row(uint16_t *y, uint16_t *rounded, const uint16_t *row, const uint16_t *w, int64_t n, float eps,
+                                         float *sums)
+{
+    const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(row[i]), from_bf16(row[i]), v); });
+    const float r = bl_rsqrt(sum / (float)n + eps);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) { /* n is a multiple of 32: whole warps */
+        const uint16_t v = to_bf16(from_bf16(w[i]) * (from_bf16(row[i]) * r));
+        y[i] = v;
+        if (rounded) rounded[i] = rounded_fp8(v);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
+                                                           const uint16_t *norm, const int64_t *tokens, int64_t D, float eps)
+{
+    extern __shared__ uint16_t row[];
+    __shared__ float sums[ROW_SUMS];
+    const int64_t i = blockIdx.x, t = tokens ? tokens[i] : i;
+    const uint16_t *h = H + t * S * D;
+    float p[S];
+    for (int j = 0; j < S; j++) p[j] = pre[t * S + j];
+    for (int64_t k = threadIdx.x; k < D; k += blockDim.x) {
+        float v = p[0] * from_bf16(h[k]);
+        for (int j = 1; j < S; j++) v = fmaf(p[j], from_bf16(h[j * D + k]), v);
+        row[k] = to_bf16(v);
+    }
+    __syncthreads();
+    norm_row(x + i * D, rounded ? rounded + i * D : NULL, row, norm, D, eps, sums);
+}
+
+__global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t n,
+                                                          float eps)
+{
+    extern __shared__ uint16_t row[];
+    __shared__ float sums[ROW_SUMS];
+    const int64_t t = blockIdx.x;
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[t * n + i];
+    __syncthreads();
+    norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, w, n, eps, sums);
+}
+
+__global__ void expand_kernel(uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t D)
+{
+    const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= D) return;
+    float h[S];
+    const float v = from_bf16(y[t * D + i]);
+    for (int j = 0; j < S; j++) h[j] = from_bf16(H[(t * S + j) * D + i]);
+    for (int k = 0; k < S; k++) {
+        float sum = comb[t * 16 + k] * h[0];
+        for (int j = 1; j < S; j++) sum = fmaf(comb[t * 16 + S * j + k], h[j], sum);
+        H[(t * S + k) * D + i] = to_bf16(fmaf(post[t * S + k], v, sum));
+    }
+}
+
+__global__ void to_bf16_kernel(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) y[i] = to_bf16(x[i]);
+}
+
+__global__ void round_kernel(uint16_t *y, const uint16_t *x, int64_t ldx, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    if (i < n) y[t * n + i] = rounded_fp8(x[t * ldx + i]);
+}
+
+/* ---- Engram */
+
+__global__ void engram_rows_kernel(uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const uint8_t c = codes[i];
+    const float s = e8m0(scale[i / 32]), v = e4m3(c) * s; /* a float's range holds the product but for the largest: infinity */
+    e[i] = v == v ? to_bf16(v) : (uint16_t)(0x7fc0 | (c & 0x80) << 8);
+}
+
+__global__ void __launch_bounds__(THREADS) engram_gate_kernel(uint16_t *H, const uint16_t *kv, const float *qk, int64_t D, float eps)
+{
+    __shared__ float sums[ROW_SUMS];
+    const int64_t t = blockIdx.x / S, j = blockIdx.x % S;
+    uint16_t *h = H + (t * S + j) * D;
+    const uint16_t *key = kv + (t * (S + 1) + j) * D, *value = kv + (t * (S + 1) + S) * D;
+    const float *w = qk + j * D;
+    const float hh = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); });
+    const float kk = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(key[i]), from_bf16(key[i]), v); });
+    const float dot = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]) * w[i], from_bf16(key[i]), v); });
+    const float r = bl_rsqrt(hh / (float)D + eps) * bl_rsqrt(kk / (float)D + eps);
+    const float v = dot * r * (float)(1.0 / sqrt((double)D));
+    const float size = fabsf(v) > 1e-6f ? fabsf(v) : 1e-6f;
+    const float gate = bl_sigmoid(copysignf(sqrtf(size), v));
+    for (int64_t i = threadIdx.x; i < D; i += blockDim.x) h[i] = to_bf16(from_bf16(h[i]) + gate * from_bf16(value[i]));
+}
+
+static unsigned blocks_of(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+} // namespace bl
+
+using namespace bl;
+
+void bl_cuda_embed(bl_cuda_stream s, uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t T,
+                   int64_t D)
+{
+    embed_kernel<<<(unsigned)T, THREADS, 0, s>>>(x, table, ids, first, count, D);
+}
+
+void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *x, int64_t T, int64_t D)
+{
+    fan_out_kernel<<<(unsigned)T, THREADS, 0, s>>>(H, pre, x, D);
+}
+
+void bl_cuda_mix(bl_cuda_stream s, float *pre, float *post, float *comb, const float *parts, const uint16_t *H, const float *scale3,
+                 const float *base24, int64_t T, int64_t D, float eps_rms, float eps, int iters)
+{
+    mix_kernel<<<(unsigned)T, THREADS, 0, s>>>(pre, post, comb, parts, H, scale3, base24, T, D, eps_rms, eps, iters);
+}
+
+void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
+                      const int64_t *tokens, int64_t n, int64_t D, float eps)
+{
+    collapse_kernel<<<(unsigned)n, THREADS, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
+}
+
+void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D)
+{
+    expand_kernel<<<dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, s>>>(H, y, post, comb, D);
+}
+
+void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
+{
+    to_bf16_kernel<<<blocks_of(n, 4 * THREADS), THREADS, 0, s>>>(y, x, n);
+}
+
+void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
+                     float eps)
+{
+    rmsnorm_kernel<<<(unsigned)rows, THREADS, n * 2, s>>>(y, rounded, x, w, n, eps);
+}
+
+void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t ldx, int64_t rows, int64_t n)
+{
+    round_kernel<<<dim3(blocks_of(n, THREADS), (unsigned)rows), THREADS, 0, s>>>(y, x, ldx, n);
+}
+
+void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width)
+{
+    engram_rows_kernel<<<blocks_of(rows * width, THREADS), THREADS, 0, s>>>(e, codes, scale, rows * width);
+}
+
+void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps)
+{
+    engram_gate_kernel<<<(unsigned)(T * S), THREADS, 0, s>>>(H, kv, qk, D, eps);
+}
