@@ -35,6 +35,9 @@ typedef struct bl_pass {
     int64_t *engram_rows; /* [Engram layers][.. tokens ..][columns] table rows, engram_stride from layer to layer */
     int64_t engram_columns, engram_stride;
     const bl_weights *weights;
+    const int64_t *wanted; /* [wanted_count] tokens of the pass whose logits are wanted */
+    int64_t wanted_count;
+    float *logits; /* [wanted_count, vocab] */
 } bl_pass;
 
 typedef struct bl_backend bl_backend;
@@ -98,10 +101,8 @@ struct bl_backend {
     void (*engram_rows)(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *e);
     void (*engram)(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *H, const uint16_t *e);
 
-    /* ---- head: logits [count, vocab] fp32 (HOST memory, this rank's vocabulary range at its place) of the count tokens
-     * listed, from their streams. */
-    void (*head)(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre, const int64_t *tokens, int64_t count,
-                 float *logits);
+    /* ---- head: of the wanted tokens, from their streams; this rank's vocabulary range of p->logits, there after end(). */
+    void (*head)(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre);
 };
 
 /* What a CPU backend may be told. */
@@ -112,6 +113,18 @@ typedef struct bl_cpu_options {
     /* For tests that prove the parity checks: may replace kernels before anything runs. NULL = none. */
     void (*adjust)(bl_linear_kernels *linear, bl_op_kernels *ops);
 } bl_cpu_options;
+
+/* What a CUDA backend may be told. It works on the device that is current in the thread that creates it. */
+typedef struct bl_cuda_options {
+    int64_t max_tokens; /* of a pass: bounds its scratch */
+    bl_pool *pool;      /* borrowed; copies weights and Engram rows */
+} bl_cuda_options;
+
+/* BL_E_USAGE: no usable GPU, or a build without CUDA; BL_E_NOMEM names what did not fit. Weights must not be imported while a pass
+ * runs. Products are summed in another order than on the CPU (kernels/cuda/README.md), otherwise results are the same. */
+bl_status bl_backend_cuda(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cuda_options *o, bl_error *err);
+/* Is there a GPU, and does this build know what to do with it? */
+bool bl_cuda_usable(void);
 
 bl_status bl_backend_cpu(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cpu_options *o, bl_error *err);
 

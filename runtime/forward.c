@@ -55,7 +55,7 @@ static void remember_classes(const bl_model *m, const bl_span *s)
 /* ---- passes */
 
 /* Add the next tokens of a span, as many as fit. Returns how many. */
-static int64_t add_tokens(bl_model *m, bl_pass *p, const bl_span *s, int64_t done, int64_t *wanted)
+static int64_t add_tokens(bl_model *m, bl_pass *p, const bl_span *s, int64_t done)
 {
     bl_scratch *b = &m->scratch;
     int64_t n = s->count - done;
@@ -69,25 +69,25 @@ static int64_t add_tokens(bl_model *m, bl_pass *p, const bl_span *s, int64_t don
         b->position[t] = s->sequence->length + done + i;
         b->span_of[t] = (int32_t)p->span_count;
         if (m->engram) engram_rows(m, s, done + i, t);
-        if (done + i >= s->logits_from) b->wanted[(*wanted)++] = t;
+        if (done + i >= s->logits_from) b->wanted[p->wanted_count++] = t;
     }
     p->tokens += n;
     p->span_count++;
     return n;
 }
 
-static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progress *at, int64_t *wanted)
+static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progress *at, float *logits)
 {
     bl_scratch *b = &m->scratch;
-    bl_pass p = {.ids = b->ids, .position = b->position, .span_of = b->span_of, .spans = b->spans, .weights = &m->weights};
+    bl_pass p = {.ids = b->ids, .position = b->position, .span_of = b->span_of, .spans = b->spans, .weights = &m->weights,
+                 .wanted = b->wanted, .logits = logits};
     if (m->engram) {
         p.engram_rows = b->engram_rows;
         p.engram_columns = m->engram->columns;
         p.engram_stride = BL_PASS_TOKENS * m->engram->columns;
     }
-    *wanted = 0;
     while (at->span < count && p.tokens < BL_PASS_TOKENS) {
-        at->done += add_tokens(m, &p, &spans[at->span], at->done, wanted);
+        at->done += add_tokens(m, &p, &spans[at->span], at->done);
         if (at->done == spans[at->span].count) *at = (progress){at->span + 1, 0};
     }
     return p;
@@ -101,11 +101,10 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
         BL_TRY(bl_cache_reserve(&spans[i].sequence->cache, spans[i].sequence->length + spans[i].count, err));
     progress at = {0, 0};
     while (at.span < count) {
-        int64_t wanted;
-        bl_pass p = next_pass(m, spans, count, &at, &wanted);
+        const bl_pass p = next_pass(m, spans, count, &at, logits);
         if (p.tokens == 0) break;
-        BL_TRY(bl_run_pass(m, &p, m->scratch.wanted, wanted, logits, hooks, err));
-        if (wanted) logits += wanted * m->config.vocab_size;
+        BL_TRY(bl_run_pass(m, &p, hooks, err));
+        if (p.wanted_count) logits += p.wanted_count * m->config.vocab_size;
     }
     for (int64_t i = 0; i < count; i++) {
         if (m->engram) remember_classes(m, &spans[i]);

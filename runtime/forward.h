@@ -14,11 +14,15 @@ typedef struct bl_model bl_model;
 
 typedef enum bl_check { BL_CHECK_NONE = 0, BL_CHECK_FAST, BL_CHECK_FULL } bl_check;
 
+/* Where a model is computed. AUTO: a GPU if there is one and the build has the backend, else the CPU. */
+typedef enum bl_device { BL_DEVICE_CPU = 0, BL_DEVICE_CUDA, BL_DEVICE_AUTO } bl_device;
+
 typedef struct bl_model_options {
     bl_access access;
     bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL verifies at level 3 first */
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
+    bl_device device;
     bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */
     /* For tests that prove the parity checks: may replace CPU kernels before anything runs. NULL = none. */
     void (*adjust)(bl_linear_kernels *linear, bl_op_kernels *ops);
@@ -28,6 +32,8 @@ typedef struct bl_model_options {
  * shape held against the config; draft and vision tensors are ignored. */
 bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err);
 void bl_model_close(bl_model **m);
+/* "cpu", "cuda" */
+const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);
 const bl_tokenizer *bl_model_tokenizer(const bl_model *m); /* NULL when absent and not needed */
 bl_pool *bl_model_pool(const bl_model *m);

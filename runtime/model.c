@@ -88,11 +88,19 @@ static void release_host(bl_scratch *s)
     free(s->engram_rows);
 }
 
+static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error *err)
+{
+    const bl_cpu_options cpu = {.cpu = o->cpu, .max_tokens = BL_PASS_TOKENS, .pool = m->pool, .adjust = o->adjust};
+    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS, .pool = m->pool};
+    if (o->device == BL_DEVICE_CUDA || (o->device == BL_DEVICE_AUTO && bl_cuda_usable()))
+        return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
+    return bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err);
+}
+
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     BL_TRY(bl_pool_create(&m->pool, o->threads, err));
-    const bl_cpu_options cpu = {.cpu = o->cpu, .max_tokens = BL_PASS_TOKENS, .pool = m->pool, .adjust = o->adjust};
-    BL_TRY(bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err));
+    BL_TRY(create_backend(m, o, err));
     BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, err));
     BL_TRY(allocate_device(m, err));
     m->comm = bl_comm_single();
@@ -200,6 +208,11 @@ void bl_model_close(bl_model **model)
     bl_checkpoint_close(&m->checkpoint);
     free(m);
     *model = NULL;
+}
+
+const char *bl_model_device(const bl_model *m)
+{
+    return m->backend->name;
 }
 
 const bl_config *bl_model_config(const bl_model *m)

@@ -49,8 +49,7 @@ struct bl_sequence {
 /* Pool, backend, page pool and scratch for m->config and m->shard. adjust as in bl_cpu_options. */
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err);
 
-/* One pass through the backbone and the head for the wanted tokens (indexes into the pass). */
-bl_status bl_run_pass(bl_model *m, const bl_pass *p, const int64_t *wanted, int64_t wanted_count, float *logits,
-                      const bl_hooks *hooks, bl_error *err);
+/* One pass through the backbone and, for the wanted tokens, the head. */
+bl_status bl_run_pass(bl_model *m, const bl_pass *p, const bl_hooks *hooks, bl_error *err);
 
 #endif

@@ -169,7 +169,7 @@ static void enter(run *r)
     b->fan_out(b, r->p, s->streams, r->pre, s->x);
 }
 
-static void leave(run *r, const int64_t *wanted, int64_t count, float *logits)
+static void leave(run *r)
 {
     bl_backend *b = r->b;
     bl_scratch *s = &r->m->scratch;
@@ -181,19 +181,18 @@ static void leave(run *r, const int64_t *wanted, int64_t count, float *logits)
         comm->send(comm, BL_AT_STAGE, r->pre, r->p->tokens, BL_HC_MULT, BL_DT_F32);
         return;
     }
-    if (count == 0) return;
-    b->head(b, r->p, s->streams, r->pre, wanted, count, logits);
-    comm->all_gather(comm, BL_AT_HEAD, logits, count, c->vocab_size, shard->vocab.first, shard->vocab.count, BL_DT_F32);
+    if (r->p->wanted_count == 0) return;
+    b->head(b, r->p, s->streams, r->pre);
+    comm->all_gather(comm, BL_AT_HEAD, r->p->logits, r->p->wanted_count, c->vocab_size, shard->vocab.first, shard->vocab.count, BL_DT_F32);
 }
 
-bl_status bl_run_pass(bl_model *m, const bl_pass *p, const int64_t *wanted, int64_t wanted_count, float *logits,
-                      const bl_hooks *hooks, bl_error *err)
+bl_status bl_run_pass(bl_model *m, const bl_pass *p, const bl_hooks *hooks, bl_error *err)
 {
     run r = {.m = m, .b = m->backend, .p = p, .hooks = hooks, .pre = m->scratch.pre[0], .next_pre = m->scratch.pre[1]};
     BL_TRY(m->backend->begin(m->backend, p, err));
     enter(&r);
     for (int i = 0; i < m->weights.layer_count; i++) layer(&r, &m->weights.layers[i]);
-    leave(&r, wanted, wanted_count, logits);
+    leave(&r);
     BL_TRY(m->backend->end(m->backend, err));
     return r.status == BL_OK ? BL_OK : bl_fail(err, r.status, NULL, NULL, -1, "out of memory for a parity hook");
 }

@@ -132,7 +132,7 @@ static int choose(const char *word, const char *const *list, int n)
 /* What the command line says. Returns -1 to go on, else the exit status. */
 static int read_settings(int argc, char **argv, settings *o)
 {
-    const char *check = "fast", *cpu = NULL, *thinking = "off", *access = "auto", *key_file = NULL, *args[1];
+    const char *check = "fast", *cpu = NULL, *device = "auto", *thinking = "off", *access = "auto", *key_file = NULL, *args[1];
     int64_t port = 8000, threads = 0, requests = 32, queue = 256;
     int count;
     bl_server_options *v = &o->server;
@@ -150,6 +150,7 @@ static int read_settings(int argc, char **argv, settings *o)
         {"thinking", CLI_STRING, &thinking, "on|off", "for chats that do not say (default off)"},
         {"threads", CLI_INT, &threads, "N", "threads that compute (default: all CPUs)"},
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default native)"},
+        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
         {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
         {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
         {"timeout", CLI_REAL, &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
@@ -159,7 +160,7 @@ static int read_settings(int argc, char **argv, settings *o)
     const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
     static const char *const checks[] = {"none", "fast", "full"}, *const accesses[] = {"auto", "mmap", "pread"};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0)
+    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0 || (rc = cli_device(&c, device, &o->model.device)) != 0)
         return rc;
     int level = choose(check, checks, 3), how = choose(access, accesses, 3);
     if (level < 0 || how < 0)

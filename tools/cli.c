@@ -177,6 +177,18 @@ int cli_cpu(const cli_command *c, const char *level, unsigned *mask)
     return 0;
 }
 
+int cli_device(const cli_command *c, const char *name, bl_device *device)
+{
+    static const char *const names[] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "cuda", [BL_DEVICE_AUTO] = "auto"};
+    if (!name) return 0;
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(name, names[i])) {
+            *device = (bl_device)i;
+            return 0;
+        }
+    return cli_usage_error(c, "--device takes cpu, cuda or auto, not '%.40s'", name);
+}
+
 void cli_raise_file_limit(void)
 {
     struct rlimit r;

@@ -3,6 +3,7 @@
 #define BL_TOOLS_CLI_H
 
 #include "formats/status.h"
+#include "runtime/forward.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -54,6 +55,9 @@ int cli_cpu(const cli_command *c, const char *level, unsigned *mask);
 
 /* Let the process open as many files as the system allows: checkpoints have hundreds of shards, a server has connections. */
 void cli_raise_file_limit(void);
+
+/* --device cpu, cuda or auto (NULL leaves *device) -> where to compute; 0 or exit status 2. */
+int cli_device(const cli_command *c, const char *name, bl_device *device);
 
 /* Folder of the model used when none is named. */
 const char *cli_default_model(void);

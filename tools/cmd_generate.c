@@ -184,7 +184,7 @@ static int check(const cli_command *c, const generate *g, double temperature, do
 int cmd_generate(int argc, char **argv)
 {
     generate g = {.max_tokens = 256, .effort = BL_CHAT_EFFORT_DEFAULT};
-    const char *level = NULL, *args[1] = {cli_default_model()};
+    const char *level = NULL, *device = NULL, *args[1] = {cli_default_model()};
     int64_t threads = 0, top_k = 0, seed = 0;
     double temperature = 0, top_p = 1, min_p = 0;
     const cli_option options[] = {
@@ -201,6 +201,7 @@ int cmd_generate(int argc, char **argv)
         {"stop", CLI_LIST, &g.stops, "TEXT", "end before this text; may be repeated"},
         {"threads", CLI_INT, &threads, "N", "worker threads (default: all CPUs)"},
         {"cpu", CLI_STRING, &level, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
+        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
         {"json", CLI_FLAG, &g.json, NULL, "print one JSON document instead of the text"},
         {NULL, 0, NULL, NULL, NULL},
     };
@@ -216,8 +217,8 @@ int cmd_generate(int argc, char **argv)
     if (done >= 0) return done;
     if (check(&c, &g, temperature, top_p, min_p, top_k, seed)) return 2;
     if (threads < 0 || threads > BL_POOL_MAX_THREADS) return cli_usage_error(&c, "--threads takes 1 to %d", BL_POOL_MAX_THREADS);
-    bl_model_options o = {.check = BL_CHECK_FAST, .threads = (int)threads, .need_tokenizer = true};
-    if (cli_cpu(&c, level, &o.cpu)) return 2;
+    bl_model_options o = {.check = BL_CHECK_FAST, .threads = (int)threads, .device = BL_DEVICE_AUTO, .need_tokenizer = true};
+    if (cli_cpu(&c, level, &o.cpu) || cli_device(&c, device, &o.device)) return 2;
     g.sampling = (bl_sampling){(float)temperature, (int)top_k, (float)top_p, (float)min_p, (uint64_t)seed};
     cli_catch_signals();
     bl_error err = {0};

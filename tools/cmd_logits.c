@@ -84,7 +84,7 @@ static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, 
 int cmd_logits(int argc, char **argv)
 {
     cli_list lists = {0}, files = {0};
-    const char *level = NULL, *args[1] = {cli_default_model()};
+    const char *level = NULL, *device = NULL, *args[1] = {cli_default_model()};
     int64_t threads = 0;
     bool json = false;
     logits_job j = {0};
@@ -97,6 +97,7 @@ int cmd_logits(int argc, char **argv)
         {"inject", CLI_STRING, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
         {"threads", CLI_INT, &threads, "N", "worker threads (default: all CPUs)"},
         {"cpu", CLI_STRING, &level, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
+        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt"},
         {NULL, 0, NULL, NULL, NULL},
     };
@@ -112,7 +113,7 @@ int cmd_logits(int argc, char **argv)
     if (done >= 0) return done;
     if (!j.out) return cli_usage_error(&c, "--out is missing");
     if (threads < 0 || threads > BL_POOL_MAX_THREADS) return cli_usage_error(&c, "--threads takes 1 to %d", BL_POOL_MAX_THREADS);
-    if (cli_cpu(&c, level, &j.options.cpu)) return 2;
+    if (cli_cpu(&c, level, &j.options.cpu) || cli_device(&c, device, &j.options.device)) return 2;
     j.model = args[0];
     j.options.threads = (int)threads;
     j.options.check = BL_CHECK_FAST;

@@ -140,8 +140,7 @@ void bl_cpu_mix(bl_backend *b, const bl_pass *p, const bl_mixing *m, const uint1
 void bl_cpu_collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uint16_t *x, const uint16_t *H, const float *pre);
 void bl_cpu_expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb);
 void bl_cpu_round(bl_backend *b, const bl_pass *p, uint16_t *y, const float *partial);
-void bl_cpu_head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre, const int64_t *tokens, int64_t count,
-                 float *logits);
+void bl_cpu_head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre);
 void bl_cpu_engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *e);
 void bl_cpu_engram(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *H, const uint16_t *e);
 /* attention.c */

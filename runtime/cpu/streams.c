@@ -138,15 +138,14 @@ void bl_cpu_round(bl_backend *b, const bl_pass *p, uint16_t *y, const float *par
     bl_cpu_tokens(cpu_of(b), p->tokens, TOKENS, round_tokens, &j);
 }
 
-void bl_cpu_head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre, const int64_t *tokens, int64_t count,
-                 float *logits)
+void bl_cpu_head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre)
 {
     bl_cpu *c = cpu_of(b);
-    const int64_t D = c->config.hidden_size;
-    stream_job j = {.x = c->head_x, .H = (uint16_t *)H, .pre = (float *)pre, .norm = p->weights->norm.codes, .tokens = tokens};
+    const int64_t D = c->config.hidden_size, count = p->wanted_count;
+    stream_job j = {.x = c->head_x, .H = (uint16_t *)H, .pre = (float *)pre, .norm = p->weights->norm.codes, .tokens = p->wanted};
     bl_cpu_tokens(c, count, TOKENS, collapse_tokens, &j);
     const cpu_packed x = bl_cpu_pack(c, c->head_x, D, count, D, false);
-    cpu_product product = cpu_whole(&p->weights->head, &x, NULL, logits + c->shard.vocab.first);
+    cpu_product product = cpu_whole(&p->weights->head, &x, NULL, p->logits + c->shard.vocab.first);
     product.ld = c->config.vocab_size;
     bl_cpu_products(c, &product, 1);
 }

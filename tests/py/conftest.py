@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BL_BUILD", ROOT / "build-test"))
 SHARED = pathlib.Path(os.environ.get("BL_SHARED", ROOT.parent / "shared"))
 DEMO = ROOT / "tools" / "demo-model"
+DEVICE = os.environ.get("BL_DEVICE")  # cuda: forward passes of these tests run there
 
 
 class Result:
@@ -22,6 +23,8 @@ class Result:
 def run(*args, timeout=300, env=None, **kw):
     """Run BUILD/tools/PROGRAM with the rest of the arguments; text in and out."""
     program, *rest = [str(a) for a in args]
+    if DEVICE and rest[:1] in (["logits"], ["generate"]):
+        rest += ["--device", DEVICE]
     done = subprocess.run([str(BUILD / "tools" / program), *rest], capture_output=True, text=True, timeout=timeout, env=env, **kw)
     return Result(done)
 

@@ -1,0 +1,107 @@
+/* Inside the CUDA backend: one stream, on which everything happens in the order of the calls. Host tables of a pass are copied over
+ * in one piece; nothing in a pass waits for the device but its end. */
+#ifndef BL_RUNTIME_CUDA_CUDA_H
+#define BL_RUNTIME_CUDA_CUDA_H
+
+#include "kernels/cuda/cuda.h"
+#include "runtime/backend.h"
+#include "runtime/cache.h"
+
+#include <pthread.h>
+
+enum { CUDA_STAGES = 2 };
+
+/* A slab that weights are laid out in. */
+typedef struct cuda_slab {
+    struct cuda_slab *next;
+    uint8_t *memory;
+    uint64_t bytes, used;
+} cuda_slab;
+
+/* Where a pass's tables lie, in host and device memory alike: offsets from the beginning. */
+typedef struct cuda_layout {
+    uint64_t ids, position, span_of, spans, source_pages, wanted, pages; /* pages last: only those in use are copied */
+} cuda_layout;
+
+typedef struct bl_cuda {
+    bl_backend base; /* first: a bl_backend * is a bl_cuda * */
+    bl_config config;
+    bl_shard shard;
+    int64_t max_tokens;
+    bl_pool *pool; /* borrowed: copies weights to the staging buffers */
+    bl_cuda_stream stream;
+    pthread_mutex_t lock; /* of alloc and release */
+
+    /* weights */
+    cuda_slab *slabs;
+    uint8_t *stage[CUDA_STAGES]; /* pinned */
+    void *stage_free[CUDA_STAGES]; /* events: the buffer has been copied */
+    int next_stage;
+    const bl_weights *known; /* whose experts are in the table */
+    bl_cuda_expert *experts; /* device [layers][experts] */
+
+    /* tables of a pass */
+    cuda_layout layout;
+    uint8_t *host_tables, *device_tables;
+    uint64_t table_bytes;
+    bl_cuda_tables tables;
+    const bl_pass *pass;
+    int64_t longest; /* bound of the entries of a sequence, a power of two */
+    uint8_t *host_rows, *device_rows; /* gathered Engram rows of each table: [max_tokens * columns] codes, then scales */
+    uint64_t rows_bytes;              /* of one table */
+    float *host_logits, *device_logits; /* [wanted, vocab]; grown */
+    int64_t logits_rows;
+    float *frequency; /* device [2][R / 2] */
+
+    /* scratch for max_tokens tokens; device */
+    uint8_t *memory;
+    uint64_t memory_bytes;
+    uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
+    uint16_t *up, *gate, *act, *out, *shared_out;
+    float *parts, *pair_kv, *pair_z, *router, *index_w, *scores;
+    uint8_t *index_rows;
+    uint32_t *best;
+    bl_cuda_groups groups;
+    int64_t score_floats;
+} bl_cuda;
+
+static inline bl_cuda *cuda_of(bl_backend *b)
+{
+    return (bl_cuda *)b;
+}
+
+static inline bool cuda_quantised(const bl_matrix *w)
+{
+    return w->kind == BL_W_FP8 || w->kind == BL_W_FP4;
+}
+
+/* ---- memory.c */
+void *bl_cuda_alloc(bl_backend *b, uint64_t bytes);
+void bl_cuda_release(bl_backend *b, void *device);
+void bl_cuda_upload(bl_backend *b, void *device, const void *host, uint64_t bytes);
+void bl_cuda_download(bl_backend *b, void *host, const void *device, uint64_t bytes);
+bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err);
+bl_status bl_cuda_memory_create(bl_cuda *c, bl_error *err);
+void bl_cuda_memory_destroy(bl_cuda *c);
+/* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
+bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
+
+/* ---- pass.c */
+bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);
+void bl_cuda_pass_destroy(bl_cuda *c);
+bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bl_error *err);
+bl_status bl_cuda_end(bl_backend *b, bl_error *err);
+/* Start copying the rows of an Engram table that the pass needs to device_rows. */
+void bl_cuda_gather(bl_cuda *c, const bl_layer *l);
+static inline uint64_t cuda_row_offset(const bl_cuda *c, const bl_layer *l)
+{
+    return (uint64_t)l->engram_slot * c->rows_bytes;
+}
+
+/* ---- ops.c, sparse.c: the operations; arguments as in backend.h */
+void bl_cuda_set_operations(bl_backend *table);
+void bl_cuda_set_attention(bl_backend *table);
+/* y = w x, x [T, cols] given plain and (NULL: made here, in c->rounded) rounded to fp8; which one w takes depends on its kind. */
+void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32);
+
+#endif

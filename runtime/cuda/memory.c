@@ -1,0 +1,137 @@
+/* Device memory, and the way of weights into it: from mapped files through pinned buffers, two of them taking turns. */
+#include "runtime/cuda/cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256, COPY_PART = 1 << 20 };
+#define STAGE_BYTES ((uint64_t)32 << 20)
+#define SLAB_BYTES ((uint64_t)256 << 20)
+
+bl_status bl_cuda_check(int code, const char *doing, bl_error *err)
+{
+    const cudaError_t e = (cudaError_t)code;
+    if (e == cudaSuccess) return BL_OK;
+    const bool none = e == cudaErrorNoDevice || e == cudaErrorInsufficientDriver;
+    const bl_status s = e == cudaErrorMemoryAllocation ? BL_E_NOMEM : none ? BL_E_USAGE : BL_E_IO;
+    return bl_fail(err, s, NULL, NULL, -1, "CUDA: %s: %s", doing, cudaGetErrorString(e));
+}
+
+void *bl_cuda_alloc(bl_backend *b, uint64_t bytes)
+{
+    void *p = NULL;
+    pthread_mutex_lock(&cuda_of(b)->lock);
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError(); /* running out is no fault that lasts */
+        p = NULL;
+    }
+    pthread_mutex_unlock(&cuda_of(b)->lock);
+    return p;
+}
+
+void bl_cuda_release(bl_backend *b, void *device)
+{
+    pthread_mutex_lock(&cuda_of(b)->lock);
+    cudaFree(device);
+    pthread_mutex_unlock(&cuda_of(b)->lock);
+}
+
+/* What fails here lasts, and is reported by the end of the pass. */
+void bl_cuda_upload(bl_backend *b, void *device, const void *host, uint64_t bytes)
+{
+    cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, cuda_of(b)->stream);
+    cudaStreamSynchronize(cuda_of(b)->stream);
+}
+
+void bl_cuda_download(bl_backend *b, void *host, const void *device, uint64_t bytes)
+{
+    if (cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_of(b)->stream) != cudaSuccess ||
+        cudaStreamSynchronize(cuda_of(b)->stream) != cudaSuccess)
+        memset(host, 0, bytes);
+}
+
+/* ---- weights */
+
+/* Room for a weight: small ones share slabs, large ones have their own. */
+static void *place(bl_cuda *c, uint64_t bytes)
+{
+    cuda_slab *s = c->slabs;
+    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (!s || s->bytes - s->used < bytes) {
+        cuda_slab *fresh = malloc(sizeof *fresh);
+        if (!fresh) return NULL;
+        *fresh = (cuda_slab){.bytes = bytes > SLAB_BYTES / 4 ? bytes : SLAB_BYTES};
+        if (!(fresh->memory = bl_cuda_alloc(&c->base, fresh->bytes))) {
+            free(fresh);
+            return NULL;
+        }
+        if (s && fresh->bytes == bytes) { /* full at once: the one that has room stays in front */
+            fresh->next = s->next;
+            s->next = fresh;
+        } else {
+            fresh->next = s;
+            c->slabs = fresh;
+        }
+        s = fresh;
+    }
+    void *at = s->memory + s->used;
+    s->used += bytes;
+    return at;
+}
+
+typedef struct copy_job {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t bytes;
+} copy_job;
+
+static void copy_part(void *arg, int64_t item, int worker)
+{
+    const copy_job *j = arg;
+    const uint64_t at = (uint64_t)item * COPY_PART, n = j->bytes - at < COPY_PART ? j->bytes - at : COPY_PART;
+    (void)worker;
+    memcpy(j->to + at, j->from + at, n);
+}
+
+bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    uint8_t *to = place(c, bytes);
+    (void)align; /* every weight is aligned for the widest loads */
+    if (!to)
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for a weight of %llu bytes", (unsigned long long)bytes);
+    *device = to;
+    for (uint64_t at = 0; at < bytes; at += STAGE_BYTES) {
+        const int i = c->next_stage++ % CUDA_STAGES;
+        copy_job job = {c->stage[i], (const uint8_t *)host + at, bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES};
+        BL_TRY(bl_cuda_check(cudaEventSynchronize(c->stage_free[i]), "loading weights", err));
+        bl_pool_run(job.bytes > COPY_PART ? c->pool : NULL, (int64_t)((job.bytes + COPY_PART - 1) / COPY_PART), copy_part, &job);
+        BL_TRY(bl_cuda_check(cudaMemcpyAsync(to + at, job.to, job.bytes, cudaMemcpyHostToDevice, c->stream), "loading weights", err));
+        BL_TRY(bl_cuda_check(cudaEventRecord(c->stage_free[i], c->stream), "loading weights", err));
+    }
+    return BL_OK;
+}
+
+bl_status bl_cuda_memory_create(bl_cuda *c, bl_error *err)
+{
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->stage[i], STAGE_BYTES, cudaHostAllocDefault), "pinning staging buffers", err));
+        BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->stage_free[i], cudaEventDisableTiming), "events", err));
+    }
+    return BL_OK;
+}
+
+void bl_cuda_memory_destroy(bl_cuda *c)
+{
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        if (c->stage[i]) cudaFreeHost(c->stage[i]);
+        if (c->stage_free[i]) cudaEventDestroy(c->stage_free[i]);
+    }
+    while (c->slabs) {
+        cuda_slab *next = c->slabs->next;
+        cudaFree(c->slabs->memory);
+        free(c->slabs);
+        c->slabs = next;
+    }
+}

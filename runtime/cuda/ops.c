@@ -1,0 +1,158 @@
+/* The operations but attention: streams, experts, Engram, head. */
+#include "runtime/cuda/cuda.h"
+
+static int64_t hidden(const bl_cuda *c)
+{
+    return c->config.hidden_size;
+}
+
+void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32)
+{
+    if (cuda_quantised(w) && !rounded) {
+        bl_cuda_round_fp8(c->stream, c->rounded, x, w->cols, T, w->cols);
+        rounded = c->rounded;
+    }
+    const bl_cuda_product p = {.w = *w, .rows = w->rows, .x = cuda_quantised(w) ? rounded : x, .ldx = w->cols, .tokens = T, .y16 = y16,
+                               .y32 = y32, .ld = w->rows};
+    bl_cuda_multiply(c->stream, &p);
+}
+
+/* ---- streams */
+
+static void embed(bl_backend *b, const bl_pass *p, uint16_t *x)
+{
+    const bl_cuda *c = cuda_of(b);
+    bl_cuda_embed(c->stream, x, p->weights->embed.codes, c->tables.ids, c->shard.vocab.first, c->shard.vocab.count, p->tokens, hidden(c));
+}
+
+static void fan_out(bl_backend *b, const bl_pass *p, uint16_t *H, float *pre, const uint16_t *x)
+{
+    bl_cuda_fan_out(cuda_of(b)->stream, H, pre, x, p->tokens, hidden(cuda_of(b)));
+}
+
+static void mix(bl_backend *b, const bl_pass *p, const bl_mixing *m, const uint16_t *H, float *pre, float *post, float *comb)
+{
+    const bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    const bl_cuda_product dots = {.w = m->fn, .rows = m->fn.rows, .x = H, .ldx = m->fn.cols, .tokens = p->tokens};
+    bl_cuda_multiply_parts(c->stream, &dots, c->parts);
+    bl_cuda_mix(c->stream, pre, post, comb, c->parts, H, m->scale.codes, m->base.codes, p->tokens, hidden(c), f->rms_norm_eps, f->hc_eps,
+                f->hc_sinkhorn_iters);
+}
+
+static void collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uint16_t *x, const uint16_t *H, const float *pre)
+{
+    const bl_cuda *c = cuda_of(b);
+    bl_cuda_collapse(c->stream, x, NULL, H, pre, norm->codes, NULL, p->tokens, hidden(c), c->config.rms_norm_eps);
+}
+
+static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb)
+{
+    bl_cuda_expand(cuda_of(b)->stream, H, y, post, comb, p->tokens, hidden(cuda_of(b)));
+}
+
+static void round_sum(bl_backend *b, const bl_pass *p, uint16_t *y, const float *partial)
+{
+    bl_cuda_to_bf16(cuda_of(b)->stream, y, partial, p->tokens * hidden(cuda_of(b)));
+}
+
+static void head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre)
+{
+    bl_cuda *c = cuda_of(b);
+    const int64_t *wanted = (const int64_t *)(const void *)(c->device_tables + c->layout.wanted);
+    bl_cuda_collapse(c->stream, c->head_x, NULL, H, pre, p->weights->norm.codes, wanted, p->wanted_count, hidden(c), c->config.rms_norm_eps);
+    bl_cuda_linear(c, &p->weights->head, c->head_x, NULL, p->wanted_count, NULL, c->device_logits);
+}
+
+/* ---- experts */
+
+static void route(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, int32_t *ids, float *gates)
+{
+    bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    bl_cuda_linear(c, &l->gate, x, NULL, p->tokens, NULL, c->router);
+    bl_cuda_route(c->stream, ids, gates, c->router, l->gate_bias.codes, p->tokens, f->n_routed_experts, f->num_experts_per_tok,
+                  f->norm_topk_prob, f->routed_scaling_factor);
+}
+
+static void routed(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates)
+{
+    const bl_config *f = &c->config;
+    const int64_t k = f->num_experts_per_tok, E = c->shard.experts.count, inter = f->moe_intermediate_size, D = hidden(c), T = p->tokens;
+    const bl_expert *first = &l->experts[0];
+    const uint16_t *input = x;
+    bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, E);
+    if (cuda_quantised(&first->w1)) bl_cuda_round_fp8(c->stream, c->rounded, x, D, T, D), input = c->rounded;
+    bl_cuda_expert_product up = {.experts = c->experts + (l->index - c->shard.layers.first) * E, .groups = &c->groups,
+                                 .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2, .x = input,
+                                 .by_token = true, .y = {c->gate, c->up}, .T = T, .k = k, .E = E};
+    bl_cuda_multiply_experts(c->stream, &up);
+    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, inter, f->swiglu_limit, cuda_quantised(&first->w2));
+    bl_cuda_expert_product down = up;
+    down.kind = first->w2.kind;
+    down.rows = D;
+    down.cols = inter;
+    down.which[0] = 2;
+    down.count = 1;
+    down.x = c->act;
+    down.by_token = false;
+    down.y[0] = c->out;
+    bl_cuda_multiply_experts(c->stream, &down);
+}
+
+/* Its activation shares the buffers of the routed ones: those are done with them. */
+static void shared(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x)
+{
+    const bl_config *f = &c->config;
+    const bl_expert *e = &l->shared;
+    const int64_t inter = f->moe_intermediate_size;
+    const uint16_t *rounded = NULL;
+    if (cuda_quantised(&e->w1)) bl_cuda_round_fp8(c->stream, c->rounded, x, hidden(c), p->tokens, hidden(c)), rounded = c->rounded;
+    bl_cuda_linear(c, &e->w1, x, rounded, p->tokens, c->gate, NULL);
+    bl_cuda_linear(c, &e->w3, x, rounded, p->tokens, c->up, NULL);
+    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2));
+    bl_cuda_linear(c, &e->w2, c->act, c->act, p->tokens, c->shared_out, NULL);
+}
+
+static void experts(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates,
+                    float *partial)
+{
+    bl_cuda *c = cuda_of(b);
+    routed(c, p, l, x, ids, gates);
+    if (c->shard.shared) shared(c, p, l, x);
+    bl_cuda_sum_experts(c->stream, partial, c->out, c->groups.slot_of, c->shard.shared ? c->shared_out : NULL, p->tokens,
+                        c->config.num_experts_per_tok, hidden(c));
+}
+
+/* ---- Engram */
+
+static void engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *e)
+{
+    bl_cuda *c = cuda_of(b);
+    const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
+    const uint8_t *codes = c->device_rows + cuda_row_offset(c, l);
+    bl_cuda_gather(c, l);
+    bl_cuda_engram_rows(c->stream, e, codes, codes + count * width, count, width);
+}
+
+static void engram(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *H, const uint16_t *e)
+{
+    bl_cuda *c = cuda_of(b);
+    bl_cuda_linear(c, &l->engram.wkv, e, NULL, p->tokens, c->engram_kv, NULL);
+    bl_cuda_engram_gate(c->stream, H, c->engram_kv, l->engram.qk, p->tokens, hidden(c), c->config.rms_norm_eps);
+}
+
+void bl_cuda_set_operations(bl_backend *t)
+{
+    t->embed = embed;
+    t->fan_out = fan_out;
+    t->mix = mix;
+    t->collapse = collapse;
+    t->expand = expand;
+    t->round = round_sum;
+    t->route = route;
+    t->experts = experts;
+    t->engram_rows = engram_rows;
+    t->engram = engram;
+    t->head = head;
+}

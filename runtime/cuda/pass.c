@@ -1,0 +1,254 @@
+/* What a pass brings along: its tables, the experts' addresses, Engram rows, logits. */
+#include "runtime/cuda/cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_ENTRIES = 1024 };
+
+static uint64_t line(uint64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+static int64_t columns_of(const bl_config *c)
+{
+    return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
+}
+
+/* ---- tables */
+
+/* Host and device memory for tables with that many bytes. */
+static bl_status grow_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
+{
+    if (bytes <= c->table_bytes) return BL_OK;
+    uint8_t *host = NULL;
+    bytes += bytes / 2;
+    uint8_t *device = bl_cuda_alloc(&c->base, bytes);
+    if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
+        bl_cuda_release(&c->base, device);
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the page tables of a pass");
+    }
+    bl_cuda_release(&c->base, c->device_tables);
+    cudaFreeHost(c->host_tables);
+    c->host_tables = host;
+    c->device_tables = device;
+    c->table_bytes = bytes;
+    return BL_OK;
+}
+
+static void plan_tables(bl_cuda *c)
+{
+    const uint64_t T = (uint64_t)c->max_tokens, sources = (uint64_t)c->config.kv_source_count;
+    cuda_layout *l = &c->layout;
+    uint64_t at = 0;
+    l->ids = at;
+    at += line(T * sizeof(int32_t));
+    l->position = at;
+    at += line(T * sizeof(int64_t));
+    l->span_of = at;
+    at += line(T * sizeof(int32_t));
+    l->spans = at;
+    at += line(T * sizeof(bl_cuda_span));
+    l->source_pages = at;
+    at += line(T * sources * sizeof(int64_t));
+    l->wanted = at;
+    at += line(T * sizeof(int64_t));
+    l->pages = at;
+}
+
+static int64_t count_pages(const bl_cuda *c, const bl_pass *p)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->span_count; i++)
+        for (int s = 0; s < c->config.kv_source_count; s++) n += p->spans[i].cache->entries[s].count;
+    return n;
+}
+
+static void fill_spans(bl_cuda *c, const bl_pass *p)
+{
+    bl_cuda_span *spans = (bl_cuda_span *)(void *)(c->host_tables + c->layout.spans);
+    int64_t *source_pages = (int64_t *)(void *)(c->host_tables + c->layout.source_pages);
+    bl_cuda_page *pages = (bl_cuda_page *)(void *)(c->host_tables + c->layout.pages);
+    const int sources = c->config.kv_source_count;
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->span_count; i++) {
+        const bl_pass_span *s = &p->spans[i];
+        spans[i] = (bl_cuda_span){.first = s->first, .start = s->start, .count = s->count, .windows = s->cache->windows,
+                                  .open = s->cache->open, .pages = n};
+        for (int k = 0; k < sources; k++) {
+            const bl_entries *e = &s->cache->entries[k];
+            source_pages[i * sources + k] = n - spans[i].pages;
+            for (int64_t j = 0; j < e->count; j++) pages[n++] = (bl_cuda_page){e->pages[j]->latents, e->pages[j]->keys};
+        }
+    }
+}
+
+static void point_tables(bl_cuda *c, const bl_pass *p)
+{
+    const uint8_t *at = c->device_tables;
+    bl_cuda_tables *t = &c->tables;
+    t->tokens = p->tokens;
+    t->ids = (const int32_t *)(const void *)(at + c->layout.ids);
+    t->position = (const int64_t *)(const void *)(at + c->layout.position);
+    t->span_of = (const int32_t *)(const void *)(at + c->layout.span_of);
+    t->spans = (const bl_cuda_span *)(const void *)(at + c->layout.spans);
+    t->source_pages = (const int64_t *)(const void *)(at + c->layout.source_pages);
+    t->pages = (const bl_cuda_page *)(const void *)(at + c->layout.pages);
+    t->sources = c->config.kv_source_count;
+}
+
+static bl_status send_tables(bl_cuda *c, const bl_pass *p, bl_error *err)
+{
+    const size_t T = (size_t)p->tokens;
+    const uint64_t bytes = c->layout.pages + (uint64_t)count_pages(c, p) * sizeof(bl_cuda_page);
+    BL_TRY(grow_tables(c, bytes, err));
+    memcpy(c->host_tables + c->layout.ids, p->ids, T * sizeof *p->ids);
+    memcpy(c->host_tables + c->layout.position, p->position, T * sizeof *p->position);
+    memcpy(c->host_tables + c->layout.span_of, p->span_of, T * sizeof *p->span_of);
+    memcpy(c->host_tables + c->layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
+    fill_spans(c, p);
+    point_tables(c, p);
+    return bl_cuda_check(cudaMemcpyAsync(c->device_tables, c->host_tables, bytes, cudaMemcpyHostToDevice, c->stream), "a pass's tables", err);
+}
+
+/* ---- experts: their addresses, once for the weights in use */
+
+static bl_cuda_expert addresses(const bl_expert *e)
+{
+    return (bl_cuda_expert){.codes = {e->w1.codes, e->w3.codes, e->w2.codes}, .scale = {e->w1.scale, e->w3.scale, e->w2.scale}};
+}
+
+static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
+{
+    if (c->known == w) return BL_OK;
+    const size_t each = (size_t)c->shard.experts.count, n = (size_t)w->layer_count * each;
+    bl_cuda_expert *table = malloc(n * sizeof *table);
+    if (!table) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the table of experts");
+    for (int i = 0; i < w->layer_count; i++)
+        for (size_t e = 0; e < each; e++) table[(size_t)i * each + e] = addresses(&w->layers[i].experts[e]);
+    bl_cuda_release(&c->base, c->experts);
+    c->experts = bl_cuda_alloc(&c->base, n * sizeof *table);
+    if (c->experts) bl_cuda_upload(&c->base, c->experts, table, n * sizeof *table);
+    free(table);
+    if (!c->experts) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for the table of experts");
+    c->known = w;
+    return BL_OK;
+}
+
+/* ---- Engram rows */
+
+typedef struct gather_job {
+    const bl_matrix *table;
+    const int64_t *rows;
+    uint8_t *codes, *scale;
+    int64_t count;
+} gather_job;
+
+enum { GATHER_ROWS = 256 };
+
+static void gather_part(void *arg, int64_t item, int worker)
+{
+    const gather_job *j = arg;
+    const int64_t width = j->table->cols, last = (item + 1) * GATHER_ROWS < j->count ? (item + 1) * GATHER_ROWS : j->count;
+    (void)worker;
+    for (int64_t i = item * GATHER_ROWS; i < last; i++) {
+        memcpy(j->codes + i * width, (const uint8_t *)j->table->codes + j->rows[i] * width, (size_t)width);
+        memcpy(j->scale + i * (width / 32), j->table->scale + j->rows[i] * (width / 32), (size_t)(width / 32));
+    }
+}
+
+void bl_cuda_gather(bl_cuda *c, const bl_layer *l)
+{
+    const bl_pass *p = c->pass;
+    const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
+    uint8_t *host = c->host_rows + cuda_row_offset(c, l), *device = c->device_rows + cuda_row_offset(c, l);
+    gather_job j = {&l->engram.table, p->engram_rows + l->engram_slot * p->engram_stride, host, host + count * width, count};
+    bl_pool_run(count > GATHER_ROWS ? c->pool : NULL, (count + GATHER_ROWS - 1) / GATHER_ROWS, gather_part, &j);
+    cudaMemcpyAsync(device, host, (size_t)(count * (width + width / 32)), cudaMemcpyHostToDevice, c->stream);
+}
+
+/* ---- logits */
+
+static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
+{
+    if (rows <= c->logits_rows) return BL_OK;
+    const uint64_t bytes = (uint64_t)rows * (uint64_t)c->shard.vocab.count * sizeof(float);
+    float *host = NULL, *device = bl_cuda_alloc(&c->base, bytes);
+    if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
+        bl_cuda_release(&c->base, device);
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the logits of %lld tokens", (long long)rows);
+    }
+    bl_cuda_release(&c->base, c->device_logits);
+    cudaFreeHost(c->host_logits);
+    c->device_logits = device;
+    c->host_logits = host;
+    c->logits_rows = rows;
+    return BL_OK;
+}
+
+static void deliver_logits(const bl_cuda *c, const bl_pass *p)
+{
+    const size_t n = (size_t)c->shard.vocab.count;
+    for (int64_t i = 0; i < p->wanted_count; i++)
+        memcpy(p->logits + i * c->config.vocab_size + c->shard.vocab.first, c->host_logits + (size_t)i * n, n * sizeof(float));
+}
+
+/* ---- begin and end */
+
+static int64_t longest_of(const bl_pass *p)
+{
+    int64_t n = LEAST_ENTRIES;
+    for (int64_t i = 0; i < p->span_count; i++)
+        while (n < p->spans[i].start + p->spans[i].count) n *= 2;
+    return n;
+}
+
+bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    BL_TRY(know_experts(c, p->weights, err));
+    BL_TRY(reserve_logits(c, p->wanted_count, err));
+    BL_TRY(send_tables(c, p, err));
+    c->pass = p;
+    c->longest = longest_of(p);
+    bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);
+    return BL_OK;
+}
+
+bl_status bl_cuda_end(bl_backend *b, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    const bl_pass *p = c->pass;
+    const size_t bytes = (size_t)p->wanted_count * (size_t)c->shard.vocab.count * sizeof(float);
+    c->pass = NULL;
+    BL_TRY(bl_cuda_check(cudaGetLastError(), "starting a pass", err));
+    if (bytes) BL_TRY(bl_cuda_check(cudaMemcpyAsync(c->host_logits, c->device_logits, bytes, cudaMemcpyDeviceToHost, c->stream), "logits", err));
+    BL_TRY(bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", err));
+    deliver_logits(c, p);
+    return BL_OK;
+}
+
+bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)
+{
+    plan_tables(c);
+    BL_TRY(grow_tables(c, c->layout.pages + 4096, err));
+    const int64_t columns = columns_of(&c->config), width = c->config.engram_head_dim;
+    if (columns) {
+        c->rows_bytes = line((uint64_t)(c->max_tokens * columns) * (uint64_t)(width + width / 32));
+        const uint64_t bytes = c->rows_bytes * (uint64_t)c->config.engram_count;
+        BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->host_rows, bytes, cudaHostAllocDefault), "pinning Engram rows", err));
+        if (!(c->device_rows = bl_cuda_alloc(&c->base, bytes)))
+            return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for Engram rows");
+    }
+    return BL_OK;
+}
+
+void bl_cuda_pass_destroy(bl_cuda *c)
+{
+    void *device[] = {c->device_tables, c->device_rows, c->device_logits, c->experts};
+    void *host[] = {c->host_tables, c->host_rows, c->host_logits};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) bl_cuda_release(&c->base, device[i]);
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++) cudaFreeHost(host[i]);
+}

@@ -1,0 +1,124 @@
+/* Attention: projections, window rows, compressor, indexer, the sparse product, the grouped output projection. */
+#include "runtime/cuda/cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+
+static const float *rotation(const bl_cuda *c, const bl_layer *l)
+{
+    return c->tables.rotation[l->ratio > 0];
+}
+
+static int64_t ring_offset(const bl_cuda *c, const bl_layer *l)
+{
+    const int64_t rows = bl_ring_rows(&c->config), bytes = (int64_t)bl_window_row_bytes(c->config.head_dim);
+    return (l->index - c->shard.layers.first) * rows * bytes;
+}
+
+static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, uint16_t *qr, uint16_t *q, uint8_t *kv)
+{
+    bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
+    const uint16_t *rounded = NULL;
+    if (cuda_quantised(&l->wq_a) || cuda_quantised(&l->wkv)) {
+        bl_cuda_round_fp8(c->stream, c->rounded, x, f->hidden_size, T, f->hidden_size);
+        rounded = c->rounded;
+    }
+    bl_cuda_linear(c, &l->wq_a, x, rounded, T, c->down, NULL);
+    bl_cuda_linear(c, &l->wkv, x, rounded, T, c->kv_down, NULL);
+    bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
+    bl_cuda_window_rows(c->stream, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), T, d, R, f->rms_norm_eps);
+    bl_cuda_linear(c, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
+    bl_cuda_rope(c->stream, q, rotation(c, l), T, c->shard.heads.count, d, R);
+}
+
+static void compress(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x)
+{
+    bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    const int64_t T = p->tokens, d = f->head_dim;
+    if (l->ratio == 1) {
+        bl_cuda_linear(c, &l->compressor.wkv, x, NULL, T, c->pooled, NULL);
+    } else {
+        bl_cuda_linear(c, &l->compressor.wkv, x, NULL, T, NULL, c->pair_kv);
+        bl_cuda_linear(c, &l->compressor.wgate, x, NULL, T, NULL, c->pair_z);
+        bl_cuda_pool_pairs(c->stream, &c->tables, c->pooled, c->pair_kv, c->pair_z, d, l->kv_slot);
+    }
+    bl_cuda_rmsnorm(c->stream, c->pooled, NULL, c->pooled, l->compressor.norm.codes, T, d, f->rms_norm_eps);
+    bl_cuda_linear(c, &l->compressor.wk, c->pooled, NULL, T, c->key, NULL);
+    const bl_cuda_entries e = {.t = &c->tables, .latent = c->pooled, .key = c->key, .k_norm = l->compressor.k_norm.codes,
+                               .frequency = c->frequency + f->qk_rope_head_dim / 2, .d = d, .width = f->index_head_dim,
+                               .R = f->qk_rope_head_dim, .ratio = l->ratio, .source = l->kv_slot, .eps = f->rms_norm_eps};
+    bl_cuda_store_entries(c->stream, &e);
+}
+
+static void choose(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const uint16_t *qr, int32_t *selected,
+                   int32_t *candidates)
+{
+    bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    const int64_t heads = f->index_n_heads, width = f->index_head_dim;
+    const float scale = (float)(pow((double)width, -0.5) * pow((double)heads, -0.5));
+    bl_cuda_linear(c, &l->indexer.wq_b, qr, c->qr_rounded, p->tokens, c->index_q, NULL);
+    bl_cuda_linear(c, &l->indexer.weights_proj, x, NULL, p->tokens, c->index_dots, NULL);
+    bl_cuda_index_queries(c->stream, c->index_rows, c->index_w, c->index_q, c->index_dots, rotation(c, l), p->tokens, heads, width,
+                          f->qk_rope_head_dim, scale);
+    bl_cuda_selection a = {.t = &c->tables, .queries = c->index_rows, .weights = c->index_w, .heads = heads, .width = width,
+                           .ratio = l->ratio, .source = l->kv_slot, .topk = f->index_topk, .longest = c->longest / l->ratio,
+                           .scores = c->scores, .best = c->best, .selected = selected, .candidates = candidates,
+                           .blocks = f->candidate_topk_blocks, .size = f->candidate_block_size, .publish = l->candidates,
+                           .filtered = l->filtered};
+    const int64_t most = c->score_floats / a.longest; /* rows that the score buffer holds */
+    for (a.first = 0; a.first < p->tokens; a.first += a.rows) {
+        a.rows = p->tokens - a.first < most ? p->tokens - a.first : most;
+        bl_cuda_select(c->stream, &a);
+    }
+}
+
+static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *q, const uint8_t *kv, const int32_t *selected,
+                   uint16_t *o)
+{
+    const bl_cuda *c = cuda_of(b);
+    const bl_config *f = &c->config;
+    (void)p;
+    const bl_cuda_attention a = {.t = &c->tables, .q = q, .kv = kv, .selected = l->ratio > 0 ? selected : NULL, .sink = l->sink.codes,
+                                 .rotation = rotation(c, l), .o = o, .heads = c->shard.heads.count, .d = f->head_dim,
+                                 .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
+                                 .layer_offset = ring_offset(c, l), .source = l->kv_slot,
+                                 .scale = (float)(1.0 / sqrt((double)f->head_dim))};
+    bl_cuda_attend(c->stream, &a);
+}
+
+static void store_window(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint8_t *kv)
+{
+    const bl_cuda *c = cuda_of(b);
+    (void)p;
+    bl_cuda_store_window(c->stream, &c->tables, kv, c->config.head_dim, bl_ring_rows(&c->config), ring_offset(c, l));
+}
+
+static void project_out(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *o, float *partial)
+{
+    bl_cuda *c = cuda_of(b);
+    const int64_t T = p->tokens, groups = c->shard.groups.count, cols = l->wo_a.cols, rank = c->config.o_lora_rank;
+    const int64_t width = (int64_t)c->shard.heads.count * c->config.head_dim / groups; /* of a group's input */
+    if (cols != width) { /* K comes in multiples of 32: zeros behind each group's input; the buffer begins as zeros */
+        cudaMemcpy2DAsync(c->padded, (size_t)cols * 2, o, (size_t)width * 2, (size_t)width * 2, (size_t)(T * groups),
+                          cudaMemcpyDeviceToDevice, c->stream);
+        o = c->padded;
+    }
+    const bl_cuda_product a = {.w = l->wo_a, .rows = rank, .x = o, .ldx = groups * cols, .tokens = T, .y16 = c->group, .ld = groups * rank,
+                               .groups = groups, .x_step = cols, .row_step = rank, .y_step = rank};
+    bl_cuda_multiply(c->stream, &a); /* bf16 activations, whatever its codes */
+    bl_cuda_linear(c, &l->wo_b, c->group, NULL, T, NULL, partial);
+}
+
+void bl_cuda_set_attention(bl_backend *t)
+{
+    t->project_in = project_in;
+    t->compress = compress;
+    t->select = choose;
+    t->attend = attend;
+    t->store_window = store_window;
+    t->project_out = project_out;
+}
