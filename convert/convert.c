@@ -43,6 +43,38 @@ static bl_status choose_layers(bl_job *j, const bool **out, bl_error *err)
     return BL_OK;
 }
 
+/* Complete the layout that was asked for. */
+static bl_status make_layout(bl_job *j, bl_error *err)
+{
+    const bl_config *c = &j->source->config;
+    bl_layout *l = &j->layout;
+    *l = j->o->layout;
+    l->tp = l->tp ? l->tp : 1;
+    l->ep = l->ep ? l->ep : 1;
+    l->pp = l->pp ? l->pp : 1;
+    int64_t ranks = (int64_t)l->pp * (l->tp > l->ep ? l->tp : l->ep);
+    if (ranks > BL_MAX_RANKS) {
+        return bl_fail(err, BL_E_USAGE, j->source->path, NULL, -1, "%lld ranks, the most is %d", (long long)ranks, BL_MAX_RANKS);
+    }
+    l->ranks = (int)ranks;
+    if (j->o->pad_vocab) {
+        uint64_t unit = (uint64_t)j->o->pad_vocab * (uint64_t)l->tp, rows = ((uint64_t)c->vocab_size + unit - 1) / unit * unit;
+        l->vocab_rows = rows > (uint64_t)c->vocab_size ? rows : 0;
+    }
+    if (l->pp == 1 || l->stage_layers) {
+        return BL_OK;
+    }
+    int *layers = bl_arena_array(&j->arena, (size_t)l->pp, sizeof *layers);
+    if (!layers) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    for (int i = 0; i < l->pp; i++) {
+        layers[i] = c->num_hidden_layers / l->pp + (l->pp - i <= c->num_hidden_layers % l->pp);
+    }
+    l->stage_layers = layers;
+    return BL_OK;
+}
+
 /* The hints asked for, or what a cast kept in the source's folder. */
 static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
 {
@@ -62,10 +94,15 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
 
 static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
 {
-    bl_plan_options po = {.target = j->o->target, .drop = j->o->drop, .shard_size = j->o->shard_size, .save_scales = j->o->save_scales};
+    bl_plan_options po = {.target = j->o->target,
+                          .drop = j->o->drop,
+                          .shard_size = j->o->shard_size,
+                          .save_scales = j->o->save_scales,
+                          .layout = &j->layout};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
+    BL_TRY(make_layout(j, err));
     BL_TRY(choose_layers(j, &po.layers, err));
     if (po.target == BL_TO_RELEASED && !j->source->config.earlier) {
         BL_TRY(bl_config_restore(j->source, &j->arena, &j->restored, err));
@@ -94,10 +131,11 @@ static bl_status check_space(const bl_job *j, const char *dst, bl_error *err)
 
 static bl_status fill_folder(bl_job *j, bl_error *err)
 {
-    if (j->plan.target == BL_TO_PACKED) {
-        const char *rank = bl_job_path(j, "rank-0000");
-        if (!rank || mkdir(rank, 0777) != 0) {
-            return bl_fail_errno(err, errno, 0, rank ? rank : j->folder, "cannot create the folder");
+    for (int rank = 0; j->plan.target == BL_TO_PACKED && rank < j->plan.layout->ranks; rank++) {
+        char name[16];
+        const char *folder = bl_job_path(j, bl_rank_folder(name, rank));
+        if (!folder || mkdir(folder, 0777) != 0) {
+            return bl_fail_errno(err, errno, 0, folder ? folder : j->folder, "cannot create the folder");
         }
     }
     BL_TRY(bl_job_stream(j, err));
@@ -158,6 +196,7 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->generation = j->binding.generation;
     r->scales = j->scales;
     r->scales.first_rounded.weight = r->scales.first_bad.weight = NULL; /* gone with the job */
+    r->ranks = j->plan.layout->ranks;
 }
 
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)

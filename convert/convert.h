@@ -13,6 +13,9 @@ typedef struct bl_convert_options {
     const int *layers;   /* [layer_count] backbone layers to keep; layer_count 0 = all */
     size_t layer_count;
     bool save_scales;    /* BL_TO_BF16: keep the scales beside the cast, for the way back */
+    bl_layout layout;    /* BL_TO_PACKED: degrees (0 = 1), stage_layers (NULL = even, the last stages having what is left over),
+                            engram_shared; ranks and vocab_rows follow */
+    int pad_vocab;       /* BL_TO_PACKED: pad the vocabulary to a multiple of this times tp; 0 = do not */
     /* BL_TO_RELEASED */
     const char *scale_hints; /* bl_hints_open; NULL: what the source itself kept, if it did */
     bool no_hints;           /* not even that */
@@ -36,6 +39,7 @@ typedef struct bl_convert_report {
     size_t scales_saved;                   /* beside it, in one more file */
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
+    int ranks;
     bl_encode_stats encoded[BL_ENCODE_CLASSES];
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */

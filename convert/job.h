@@ -20,6 +20,7 @@ typedef struct bl_job {
     const bl_convert_options *o;
     bl_checkpoint *source;
     bl_binding binding;
+    bl_layout layout;
     bl_restored restored; /* BL_TO_RELEASED */
     bl_hints *hints;      /* NULL = none */
     bl_scale_survey scales;

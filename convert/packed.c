@@ -36,34 +36,58 @@ static bl_status value_record(bl_job *j, const bl_plan_tensor *t, bl_manifest_te
     return BL_OK;
 }
 
-static bl_status tensor_record(bl_job *j, const bl_plan_tensor *t, const uint64_t *zeros, bl_manifest_tensor *m, bl_error *err)
+static bl_status tensor_record(bl_job *j, const bl_plan_tensor *t, uint32_t file, bl_manifest_tensor *m, bl_error *err)
 {
     *m = (bl_manifest_tensor){.tensor = t->tensor,
-                              .start = zeros,
-                              .global_shape = t->tensor.shape,
+                              .start = t->start,
+                              .global_shape = t->global_shape,
                               .chunks = j->chunks[t - j->plan.tensors],
                               .chunk_count = bl_chunk_count(t->tensor.nbytes)};
+    m->tensor.file = file;
     return value_record(j, t, m, err);
 }
 
-static bl_status rank_manifest(bl_job *j, bl_error *err)
+/* The files and tensors of a rank, those included that it shares with another. */
+static bl_status rank_records(bl_job *j, int rank, bl_rank_manifest *m, bl_error *err)
 {
-    static const uint64_t zeros[BL_MAX_DIMS];
     const bl_plan *plan = &j->plan;
-    bl_manifest_file *files = bl_arena_array(&j->arena, plan->file_count, sizeof *files);
-    bl_manifest_tensor *tensors = bl_arena_array(&j->arena, plan->tensor_count, sizeof *tensors);
-    const char *name = "rank-0000/manifest.json", *path = bl_job_path(j, name);
-    if (!files || !tensors || !path) {
+    size_t files = 0, tensors = 0;
+    for (size_t i = 0; i < plan->file_count; i++) {
+        bool named = bl_plan_names(plan, plan->files[i].tensors, rank);
+        files += named;
+        tensors += named ? plan->files[i].count : 0;
+    }
+    bl_manifest_file *f = bl_arena_array(&j->arena, files, sizeof *f);
+    bl_manifest_tensor *t = bl_arena_array(&j->arena, tensors, sizeof *t);
+    *m = (bl_rank_manifest){.rank = rank, .files = f, .tensors = t};
+    if (!f || !t) {
         return nomem(err);
     }
     for (size_t i = 0; i < plan->file_count; i++) {
-        files[i] = (bl_manifest_file){.name = strchr(plan->files[i].name, '/') + 1, .bytes = plan->files[i].file_bytes};
+        const bl_plan_file *pf = &plan->files[i];
+        if (!bl_plan_names(plan, pf->tensors, rank)) {
+            continue;
+        }
+        for (size_t k = 0; k < pf->count; k++) {
+            BL_TRY(tensor_record(j, &pf->tensors[k], (uint32_t)m->file_count, &t[m->tensor_count++], err));
+        }
+        f[m->file_count++] =
+            (bl_manifest_file){.name = strchr(pf->name, '/') + 1, .bytes = pf->file_bytes, .rank = pf->tensors->rank};
     }
-    for (size_t i = 0; i < plan->tensor_count; i++) {
-        BL_TRY(tensor_record(j, &plan->tensors[i], zeros, &tensors[i], err));
-    }
-    bl_rank_manifest m = {.files = files, .file_count = plan->file_count, .tensors = tensors, .tensor_count = plan->tensor_count};
+    return BL_OK;
+}
+
+static bl_status rank_manifest(bl_job *j, int rank, bl_error *err)
+{
+    char name[40], folder[16];
+    bl_rank_manifest m;
     uint8_t sha256[32];
+    snprintf(name, sizeof name, "%s/manifest.json", bl_rank_folder(folder, rank));
+    const char *path = bl_job_path(j, name);
+    if (!path) {
+        return nomem(err);
+    }
+    BL_TRY(rank_records(j, rank, &m, err));
     BL_TRY(bl_rank_manifest_write(&m, path, err));
     BL_TRY(bl_sha256_file(path, sha256, err));
     return bl_job_sum(j, name, sha256, err);
@@ -157,12 +181,14 @@ static bl_status list_files(bl_job *j, bl_manifest *m, bl_error *err)
 bl_status bl_job_manifests(bl_job *j, bl_error *err)
 {
     uint8_t sha256[32];
-    bl_manifest m = {.writer = "baleen " BL_VERSION, .tp = 1, .ep = 1, .pp = 1, .ranks = 1, .dropped = j->plan.dropped};
+    bl_manifest m = {.writer = "baleen " BL_VERSION, .layout = *j->plan.layout, .dropped = j->plan.dropped};
     const char *path = bl_job_path(j, "manifest.json");
     if (!path) {
         return nomem(err);
     }
-    BL_TRY(rank_manifest(j, err));
+    for (int rank = 0; rank < m.layout.ranks; rank++) {
+        BL_TRY(rank_manifest(j, rank, err));
+    }
     BL_TRY(source(j, &m, err));
     BL_TRY(engram(j, &m, err));
     BL_TRY(list_files(j, &m, err));

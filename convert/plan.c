@@ -12,7 +12,7 @@ bl_status bl_plan_nomem(const bl_planner *p, bl_error *err)
 
 const char *bl_action_name(bl_action a)
 {
-    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "drop"};
+    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "split", "drop"};
     return a < BL_ACTIONS ? names[a] : "none";
 }
 
@@ -42,20 +42,21 @@ static void act_all(bl_planner *p, bl_plan_source s, bl_action codes, bl_action 
     }
 }
 
-static bl_status plan_bf16(bl_planner *p, bl_plan_source s, bl_error *err)
+static bl_status plan_bf16(bl_planner *p, bl_plan_source s, const bl_share *whole, bl_error *err)
 {
     bool cast = s.w->form == BL_FORM_FP8 || s.w->form == BL_FORM_FP4;
     bool stacked = s.w->tensor->ndim > s.w->slot->ndim;
     act_all(p, s, stacked ? BL_ACT_UNSTACK : cast ? BL_ACT_CAST : BL_ACT_COPY, cast && !p->o->save_scales ? BL_ACT_CONSUME : BL_ACT_COPY);
-    return bl_plan_single(p, s, cast, err);
+    return bl_plan_single(p, s, whole, cast, err);
 }
 
-static bl_status plan_packed(bl_planner *p, bl_plan_source s, bl_error *err)
+static bl_status plan_packed(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err)
 {
-    bool expert = s.w->slot->expert >= 0, whole = s.w->tensor->ndim > s.w->slot->ndim;
-    bl_action a = expert && !whole ? BL_ACT_STACK : BL_ACT_COPY;
+    bool expert = s.w->slot->expert >= 0, stacked = s.w->tensor->ndim > s.w->slot->ndim;
+    bool cut = share->rows != share->all_rows || share->part.cols != bl_slot_rect(s.w->slot).cols;
+    bl_action a = expert && !stacked ? BL_ACT_STACK : cut ? BL_ACT_SPLIT : BL_ACT_COPY;
     act_all(p, s, a, a);
-    return expert ? bl_plan_stacked(p, s, err) : bl_plan_single(p, s, false, err);
+    return expert ? bl_plan_stacked(p, s, share, err) : bl_plan_single(p, s, share, false, err);
 }
 
 /* The form in which the release has a weight; 0 when it is BF16 or F32 there too, or already has a form of its own. */
@@ -67,7 +68,7 @@ static bl_form released_form(const bl_weight *w)
     return w->slot->kind == BL_SLOT_DENSE ? BL_FORM_FP8 : w->slot->kind == BL_SLOT_EXPERT ? BL_FORM_FP4 : 0;
 }
 
-static bl_status plan_released(bl_planner *p, bl_plan_source s, bl_error *err)
+static bl_status plan_released(bl_planner *p, bl_plan_source s, const bl_share *whole, bl_error *err)
 {
     bl_form form = released_form(s.w);
     bool stacked = s.w->tensor->ndim > s.w->slot->ndim;
@@ -75,20 +76,20 @@ static bl_status plan_released(bl_planner *p, bl_plan_source s, bl_error *err)
     act_all(p, s, a, a);
     p->out->fp8 += (form ? form : s.w->form) == BL_FORM_FP8;
     p->out->fp4 += (form ? form : s.w->form) == BL_FORM_FP4;
-    return form ? bl_plan_encoded(p, s, form, err) : bl_plan_single(p, s, false, err);
+    return form ? bl_plan_encoded(p, s, whole, form, err) : bl_plan_single(p, s, whole, false, err);
 }
 
-static bl_status plan_weight(bl_planner *p, bl_plan_source s, bl_error *err)
+static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err)
 {
     switch (p->o->target) {
     case BL_TO_BF16:
-        return plan_bf16(p, s, err);
+        return plan_bf16(p, s, share, err);
     case BL_TO_RELEASED:
-        return plan_released(p, s, err);
+        return plan_released(p, s, share, err);
     case BL_TO_PACKED:
         break;
     }
-    return plan_packed(p, s, err);
+    return plan_packed(p, s, share, err);
 }
 
 static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *err)
@@ -102,16 +103,50 @@ static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *
     return BL_OK;
 }
 
-static bl_status plan_tensors(bl_planner *p, bl_error *err)
+/* What rank gets of a slot; false when nothing. What its stage shares is planned with the rank that has it. */
+static bool share_of(const bl_planner *p, const bl_slot *s, int rank, bl_share *share)
+{
+    const bl_config *c = &p->c->config;
+    bool drafts = c->num_nextn_predict_layers > 0 && !(p->out->dropped & BL_DROP_DSPARK);
+    return !is_dropped(p, s) && bl_share_of(c, p->out->layout, drafts, s, rank, share) && share->owner == rank;
+}
+
+/* The number of tensors is not known before each rank's share of each weight is. */
+static bl_status make_room(bl_planner *p, bl_error *err)
+{
+    size_t count = 0;
+    bl_share share;
+    for (int rank = 0; rank < p->out->layout->ranks; rank++) {
+        for (size_t i = 0; i < p->b->count; i += bl_view_pieces(p->b, i)) {
+            const bl_slot *s = p->b->weights[i].slot;
+            count += share_of(p, s, rank, &share) &&
+                     (p->o->target != BL_TO_PACKED || s->expert < 0 || s->expert == share.first_expert);
+        }
+    }
+    p->out->tensors = bl_arena_array(p->arena, 2 * count, sizeof *p->out->tensors);
+    return p->out->tensors ? BL_OK : bl_plan_nomem(p, err);
+}
+
+static bl_status plan_rank(bl_planner *p, int rank, bl_error *err)
 {
     for (size_t i = 0, n; i < p->b->count; i += n) {
         bl_plan_source s = {.w = &p->b->weights[i], .count = n = bl_view_pieces(p->b, i)};
+        bl_share share;
         if (is_dropped(p, s.w->slot)) {
             act_all(p, s, BL_ACT_DROP, BL_ACT_DROP);
-            continue;
+        } else if (share_of(p, s.w->slot, rank, &share)) {
+            BL_TRY(check_width(p, s.w, err));
+            BL_TRY(plan_weight(p, s, &share, err));
         }
-        BL_TRY(check_width(p, s.w, err));
-        BL_TRY(plan_weight(p, s, err));
+    }
+    return BL_OK;
+}
+
+static bl_status plan_tensors(bl_planner *p, bl_error *err)
+{
+    BL_TRY(make_room(p, err));
+    for (int rank = 0; rank < p->out->layout->ranks; rank++) {
+        BL_TRY(plan_rank(p, rank, err));
     }
     for (size_t i = 0; i < p->c->tensor_count; i++) {
         if (p->actions[i] == BL_ACT_NONE) {
@@ -153,16 +188,16 @@ bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_pla
         return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: those are cast to BF16 only, packed models are of DeepSeek-V4.1",
                        bl_generation_name(b->generation));
     }
-    *out = (bl_plan){.target = o->target, .dropped = c->config.earlier ? 0 : o->drop};
+    *out = (bl_plan){.target = o->target, .dropped = c->config.earlier ? 0 : o->drop,
+                      .layout = o->layout ? o->layout : &bl_layout_single};
     bl_planner p = {.c = c, .b = b, .o = o, .arena = arena, .out = out};
     p.actions = bl_arena_array(arena, c->tensor_count, sizeof *p.actions);
-    out->tensors = bl_arena_array(arena, 2 * b->count, sizeof *out->tensors);
     out->actions = p.actions;
-    if (!p.actions || !out->tensors) {
+    if (!p.actions) {
         return bl_plan_nomem(&p, err);
     }
+    BL_TRY(bl_layout_check(&c->config, out->layout, &b->slots, c->path, err));
     BL_TRY(choose_layers(&p, err));
     BL_TRY(plan_tensors(&p, err));
     return bl_plan_files(&p, err);
 }
-

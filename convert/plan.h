@@ -3,11 +3,12 @@
 #ifndef BL_CONVERT_PLAN_H
 #define BL_CONVERT_PLAN_H
 
+#include "verify/share.h"
 #include "verify/view.h"
 
 typedef enum bl_target {
     BL_TO_BF16 = 1, /* HF checkpoint: fp8 and fp4 weights cast to BF16, Engram tables as they are */
-    BL_TO_PACKED,   /* packed model of one rank: codes as they are, experts stacked */
+    BL_TO_PACKED,   /* packed model: codes as they are, experts stacked, every rank its part */
     BL_TO_RELEASED  /* HF checkpoint: BF16 weights encoded to fp8 and fp4 where the release has these, codes as they are */
 } bl_target;
 
@@ -16,6 +17,7 @@ typedef struct bl_plan_options {
     unsigned drop;       /* BL_DROP_ bits; checkpoints of earlier generations are kept whole */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
+    const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
 } bl_plan_options;
 
@@ -28,6 +30,7 @@ typedef enum bl_action {
     BL_ACT_CONSUME, /* a scale that a cast uses up */
     BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
     BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
+    BL_ACT_SPLIT,   /* bytes as they are, cut into ranks' parts */
     BL_ACT_DROP,    /* left out on purpose */
     BL_ACTIONS
 } bl_action;
@@ -42,7 +45,7 @@ typedef struct bl_plan_member {
     size_t sum; /* which of the plan's sum_count value digests it adds to; its codes and its scale have the same */
 } bl_plan_member;
 
-/* An output tensor: the bytes of its members, one after the other. */
+/* An output tensor: the bytes of its members, one after the other. Padding is zero codes and values, and scale bytes 127. */
 typedef struct bl_plan_tensor {
     bl_tensor tensor; /* file indexes the plan's files; offset and nbytes are final */
     const bl_plan_member *members;
@@ -51,7 +54,10 @@ typedef struct bl_plan_tensor {
     bool cast;    /* codes decoded to BF16 */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of BF16 values, codes or (scale) what goes with them; 0 = not encoded */
     bool aside;   /* kept beside the checkpoint, not a part of it */
-    bool stacked; /* members are the experts 0.. of one layer */
+    bool stacked; /* members are experts of one layer, a rank's */
+    int rank;     /* BL_TO_PACKED: in whose folder it is */
+    uint64_t rows; /* rows of each member as it comes out: padding, if any, follows its part */
+    const uint64_t *start, *global_shape; /* [ndim] as the rank manifest has them */
 } bl_plan_tensor;
 
 /* The file that BL_TO_BF16 keeps the scales in when asked to: a safetensors file of the E8M0 tensors under their released names. It
@@ -71,6 +77,7 @@ typedef struct bl_plan_file {
 typedef struct bl_plan {
     bl_target target;
     unsigned dropped;     /* BL_DROP_ bits in effect */
+    const bl_layout *layout;
     const bool *present;  /* [layers] backbone layers in the output; NULL = all */
     bl_plan_file *files;
     size_t file_count;
@@ -85,8 +92,8 @@ typedef struct bl_plan {
 } bl_plan;
 
 /* Plan the conversion of c, whose binding is b. All lives in arena and borrows from c and b. Refusals (BL_E_INPUT unless said):
- * a generation before V4.1 for anything but BF16, a layer selection without any layer (BL_E_USAGE), experts of one layer in
- * different forms (packed), rows too wide to cast or encode. */
+ * a generation before V4.1 for anything but BF16, a layer selection without any layer (BL_E_USAGE), a layout that the shapes do
+ * not allow (bl_layout_check), experts of one layer in different forms (packed), rows too wide to cast or encode. */
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);
 
@@ -94,9 +101,14 @@ bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_pla
 bl_view bl_plan_view(const bl_plan_tensor *t, size_t i);
 /* The same in the form that comes out: only its w has a meaning. */
 bl_view bl_plan_made(const bl_plan_tensor *t, size_t i);
+/* Bytes of a row of member i of t in the output. */
+uint64_t bl_plan_row_bytes(const bl_plan_tensor *t, size_t i);
 /* Bytes of member i of t in the output. */
 uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i);
 /* At which multiples of bytes a member may be cut so that no value-digest unit and no row is split. */
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i);
+
+/* Does rank's manifest name t: is it in the rank's folder, or shared with it? */
+bool bl_plan_names(const bl_plan *p, const bl_plan_tensor *t, int rank);
 
 #endif

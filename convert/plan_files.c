@@ -62,15 +62,16 @@ static size_t deal_shards(bl_planner *p)
     return deal_aside(p, shard + 1);
 }
 
-/* Packed: the number of a tensor's file among backbone layers, then draft stages, then Engram tables by layer, then the rest. */
+/* Packed: the number of a tensor's file: rank by rank the backbone layers, draft stages, Engram tables by layer, the rest. */
 static uint32_t packed_key(const bl_planner *p, const bl_plan_tensor *t)
 {
     const bl_weight *w = t->members[0].pieces;
     uint32_t layers = (uint32_t)(p->c->config.num_hidden_layers + p->c->config.num_nextn_predict_layers);
+    uint32_t first = (uint32_t)t->rank * (2 * layers + 1);
     if (w->form == BL_FORM_TABLE) {
-        return layers + (uint32_t)w->slot->layer;
+        return first + layers + (uint32_t)w->slot->layer;
     }
-    return w->slot->layer >= 0 ? (uint32_t)w->slot->layer : 2 * layers;
+    return first + (w->slot->layer >= 0 ? (uint32_t)w->slot->layer : 2 * layers);
 }
 
 /* Give the packed files consecutive numbers; leaves the tensors sorted by file. Returns the number of files. */
@@ -95,21 +96,22 @@ static size_t deal_packed(bl_planner *p)
 /* shards: how many of the files are a part of the checkpoint. */
 static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t index, size_t shards)
 {
-    char name[64];
+    char name[64], folder[16];
     const bl_weight *w = first->members[0].pieces;
     int layers = p->c->config.num_hidden_layers;
+    bl_rank_folder(folder, first->rank);
     if (first->aside) {
         snprintf(name, sizeof name, BL_SCALES_NAME);
     } else if (p->o->target != BL_TO_PACKED) {
         snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, shards);
     } else if (w->form == BL_FORM_TABLE) {
-        snprintf(name, sizeof name, "rank-0000/engram-%02d.safetensors", w->slot->layer);
+        snprintf(name, sizeof name, "%s/engram-%02d.safetensors", folder, w->slot->layer);
     } else if (w->slot->layer < 0) {
-        snprintf(name, sizeof name, "rank-0000/rest.safetensors");
+        snprintf(name, sizeof name, "%s/rest.safetensors", folder);
     } else if (w->slot->layer < layers) {
-        snprintf(name, sizeof name, "rank-0000/layer-%02d.safetensors", w->slot->layer);
+        snprintf(name, sizeof name, "%s/layer-%02d.safetensors", folder, w->slot->layer);
     } else {
-        snprintf(name, sizeof name, "rank-0000/mtp-%02d.safetensors", w->slot->layer - layers);
+        snprintf(name, sizeof name, "%s/mtp-%02d.safetensors", folder, w->slot->layer - layers);
     }
     return bl_arena_strndup(p->arena, name, strlen(name));
 }

@@ -5,25 +5,27 @@
 
 #include <string.h>
 
-/* A new output tensor with members, or room for them (members NULL); NULL when out of memory. */
+static uint64_t *own(const uint64_t *list)
+{
+    return (uint64_t *)(uintptr_t)list; /* ours until the plan is done */
+}
+
+/* A new output tensor with members, or room for them (members NULL); NULL when out of memory. Its shapes are zero. */
 static bl_plan_tensor *add(bl_planner *p, const char *name, bl_dtype dtype, uint32_t ndim, const bl_plan_member *members, size_t count)
 {
     bl_plan_tensor *t = &p->out->tensors[p->out->tensor_count];
-    uint64_t *shape = bl_arena_array(p->arena, 3, sizeof *shape);
+    uint64_t *shapes = bl_arena_array(p->arena, 9, sizeof *shapes);
     t->members = members ? members : bl_arena_array(p->arena, count, sizeof *t->members);
     char *copy = bl_arena_strndup(p->arena, name, strlen(name));
-    if (!shape || !t->members || !copy) {
+    if (!shapes || !t->members || !copy) {
         return NULL;
     }
-    t->tensor = (bl_tensor){.name = copy, .dtype = dtype, .ndim = ndim, .shape = shape};
+    t->tensor = (bl_tensor){.name = copy, .dtype = dtype, .ndim = ndim, .shape = shapes};
+    t->start = shapes + 3;
+    t->global_shape = shapes + 6;
     t->member_count = members ? count : 0;
     p->out->tensor_count++;
     return t;
-}
-
-static uint64_t *shape_of(bl_plan_tensor *t)
-{
-    return (uint64_t *)(uintptr_t)t->tensor.shape; /* ours until the plan is done */
 }
 
 static void add_member(bl_planner *p, bl_plan_tensor *t, bl_plan_source s, bl_rect part)
@@ -33,30 +35,52 @@ static void add_member(bl_planner *p, bl_plan_tensor *t, bl_plan_source s, bl_re
         (bl_plan_member){.pieces = s.w, .piece_count = s.count, .part = part, .sum = p->out->sum_count++};
 }
 
-/* Shape of a weight (or its scale) as it comes out, without a leading number of experts. */
-static void out_shape(const bl_weight *w, bool scale, bool cast, uint64_t shape[2])
+/* A weight of as many rows as the share has with padding: for its geometry. */
+static bl_weight padded(const bl_weight *w, bl_rect part, uint64_t rows)
 {
-    if (scale) {
-        shape[0] = bl_weight_scale_rows(w);
-        shape[1] = bl_weight_scale_cols(w);
-        return;
-    }
-    shape[0] = w->slot->ndim == 1 ? bl_weight_cols(w) : bl_weight_rows(w);
-    shape[1] = w->form == BL_FORM_FP4 && !cast ? bl_weight_cols(w) / 2 : bl_weight_cols(w);
+    bl_weight all = *w;
+    all.part = part;
+    all.part.rows = w->slot->ndim == 1 ? 1 : rows;
+    return all;
 }
 
-bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *err)
+/* One dimension: its length, where the part begins, the length of all parts together. */
+static void dimension(bl_plan_tensor *t, uint32_t i, uint64_t length, uint64_t start, uint64_t whole)
+{
+    own(t->tensor.shape)[i] = length;
+    own(t->start)[i] = start;
+    own(t->global_shape)[i] = whole;
+}
+
+/* Shapes of a share of a weight (or of its scale) as it comes out, from dimension first on. */
+static void set_shapes(bl_plan_tensor *t, uint32_t first, const bl_weight *w, const bl_share *share)
+{
+    const bl_slot *slot = w->slot;
+    bl_weight whole = padded(w, bl_slot_rect(slot), share->all_rows), part = padded(w, share->part, share->rows);
+    uint64_t block = t->scale ? w->block_rows : 1, pack = t->scale ? w->block_cols : w->form == BL_FORM_FP4 ? 2 : 1;
+    t->rows = share->rows;
+    if (slot->ndim == 1) {
+        dimension(t, first, share->part.cols, share->part.col, slot->shape[0]);
+        return;
+    }
+    dimension(t, first, t->scale ? bl_weight_scale_rows(&part) : share->rows, share->start / block,
+              t->scale ? bl_weight_scale_rows(&whole) : share->all_rows);
+    dimension(t, first + 1, t->scale ? bl_weight_scale_cols(&part) : share->part.cols / pack, share->part.col / pack,
+              t->scale ? bl_weight_scale_cols(&whole) : slot->shape[1] / pack);
+}
+
+bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share, bool cast, bl_error *err)
 {
     const bl_slot *slot = s.w->slot;
-    bl_rect part = bl_slot_rect(slot);
-    bl_view view = bl_view_cut(s.w, s.count, part);
     bl_plan_tensor *t = add(p, slot->name, cast ? BL_DT_BF16 : s.w->tensor->dtype, slot->ndim, NULL, 1);
     if (!t) {
         return bl_plan_nomem(p, err);
     }
     t->cast = cast;
-    add_member(p, t, s, part);
-    out_shape(&view.w, false, cast, shape_of(t));
+    t->rank = share->owner;
+    add_member(p, t, s, share->part);
+    bl_view made = bl_plan_made(t, 0);
+    set_shapes(t, 0, &made.w, share);
     if (!s.w->scale || (cast && !p->o->save_scales)) {
         return BL_OK;
     }
@@ -68,11 +92,12 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, bool cast, bl_error *e
     }
     t->scale = true;
     t->aside = cast;
-    out_shape(&view.w, true, false, shape_of(t));
+    t->rank = share->owner;
+    set_shapes(t, 0, s.w, share);
     return BL_OK;
 }
 
-bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_error *err)
+bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share, bl_form form, bl_error *err)
 {
     char name[192];
     const bl_slot *slot = s.w->slot;
@@ -81,9 +106,10 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_erro
         return bl_plan_nomem(p, err);
     }
     t->encode = form;
-    add_member(p, t, s, bl_slot_rect(slot));
+    t->rank = share->owner;
+    add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
-    out_shape(&made.w, false, false, shape_of(t));
+    set_shapes(t, 0, &made.w, share);
     bl_scale_name(name, sizeof name, slot->name);
     t = add(p, name, BL_DT_F8_E8M0, slot->ndim, t->members, 1);
     if (!t) {
@@ -91,48 +117,47 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, bl_form form, bl_erro
     }
     t->encode = form;
     t->scale = true;
-    out_shape(&made.w, true, false, shape_of(t));
+    t->rank = share->owner;
+    set_shapes(t, 0, &made.w, share);
     return BL_OK;
 }
 
-static bl_status open_stack(bl_planner *p, const bl_view *first, bool scale, bl_error *err)
+static bl_status open_stack(bl_planner *p, const bl_weight *first, const bl_share *share, bool scale, bl_error *err)
 {
     char name[192];
-    const bl_slot *slot = first->w.slot;
-    int experts = slot->group == BL_GROUP_DSPARK ? p->c->config.dspark_n_routed_experts : p->c->config.n_routed_experts;
+    const bl_slot *slot = first->slot;
     bl_stacked_name(name, sizeof name, &p->b->slots, slot, scale);
     bl_plan_tensor **open = p->stack[slot->part - 1];
-    *(scale ? open + 1 : open) = add(p, name, scale ? first->w.scale->dtype : first->w.tensor->dtype, 3,
-                                     scale ? open[0]->members : NULL, (size_t)experts);
-    bl_plan_tensor *t = open[scale];
+    bl_plan_tensor *t = add(p, name, scale ? first->scale->dtype : first->tensor->dtype, 3, scale ? open[0]->members : NULL,
+                            (size_t)share->experts);
+    open[scale] = t;
     if (!t) {
         return bl_plan_nomem(p, err);
     }
     t->scale = scale;
     t->stacked = true;
-    shape_of(t)[0] = (uint64_t)experts;
-    out_shape(&first->w, scale, false, shape_of(t) + 1);
+    t->rank = share->owner;
+    dimension(t, 0, (uint64_t)share->experts, (uint64_t)share->first_expert, (uint64_t)share->all_experts);
+    set_shapes(t, 1, first, share);
     return BL_OK;
 }
 
-bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, bl_error *err)
+bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err)
 {
     const bl_slot *slot = s.w->slot;
-    bl_rect part = bl_slot_rect(slot);
-    if (slot->expert == 0) {
-        bl_view view = bl_view_cut(s.w, s.count, part);
-        BL_TRY(open_stack(p, &view, false, err));
+    if (slot->expert == share->first_expert) {
+        BL_TRY(open_stack(p, s.w, share, false, err));
         if (s.w->scale) {
-            BL_TRY(open_stack(p, &view, true, err));
+            BL_TRY(open_stack(p, s.w, share, true, err));
         }
     }
     bl_plan_tensor *t = p->stack[slot->part - 1][0];
     const bl_weight *first = t->member_count ? t->members[0].pieces : s.w;
     if (first->form != s.w->form) {
-        return bl_fail(err, BL_E_INPUT, p->c->path, slot->name, -1, "has dtype %s, expert 0 of its layer has %s: cannot be stacked",
-                       bl_dtype_name(s.w->tensor->dtype), bl_dtype_name(first->tensor->dtype));
+        return bl_fail(err, BL_E_INPUT, p->c->path, slot->name, -1, "has dtype %s, expert %d of its layer has %s: cannot be stacked",
+                       bl_dtype_name(s.w->tensor->dtype), first->slot->expert, bl_dtype_name(first->tensor->dtype));
     }
-    add_member(p, t, s, part);
+    add_member(p, t, s, share->part);
     return BL_OK;
 }
 
@@ -151,15 +176,28 @@ bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
     return v;
 }
 
+uint64_t bl_plan_row_bytes(const bl_plan_tensor *t, size_t i)
+{
+    bl_view v = bl_plan_made(t, i);
+    return bl_weight_stored(&v.w, t->scale).cols;
+}
+
 uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_made(t, i);
-    bl_stored s = bl_weight_stored(&v.w, t->scale);
-    return s.rows * s.cols;
+    bl_weight w = padded(&v.w, v.w.part, t->rows);
+    return bl_weight_stored(&w, t->scale).rows * bl_plan_row_bytes(t, i);
 }
 
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_made(t, i);
     return bl_values_granule(&v.w, t->scale);
+}
+
+bool bl_plan_names(const bl_plan *p, const bl_plan_tensor *t, int rank)
+{
+    const bl_weight *w = t->members[0].pieces;
+    int stage = p->layout->ranks / p->layout->pp;
+    return t->rank == rank || (p->layout->engram_shared && w->form == BL_FORM_TABLE && t->rank / stage == rank / stage);
 }

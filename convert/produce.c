@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#define PADDING_SCALE 127 /* a factor of one */
+
 static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
 {
     const bl_plan *plan = p->plan;
@@ -96,16 +98,20 @@ static bl_status cast_segment(bl_producer *p, const bl_view *v, const bl_segment
 static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size_t sum, const bl_segment *g, const bl_tile *t,
                               uint8_t *dst, bl_error *err)
 {
+    bl_stored part = bl_weight_stored(&v->w, scale);
+    uint64_t held = part.rows * part.cols, n = held > g->offset ? held - g->offset : 0;
     uint8_t *scratch = after_source(t, g->nbytes);
-    BL_TRY(bl_values_copy(&p->values, v, scale, g->offset, g->nbytes, dst, t->scratch, scratch, err));
-    bool judged = scale && v->w.form != BL_FORM_TABLE && p->digest; /* with its codes, which need exact values */
-    if (!judged) {
-        BL_TRY(check(p, v, scale, g->offset, dst, g->nbytes, err));
-    }
-    if (!p->digest) {
+    n = n < g->nbytes ? n : g->nbytes;
+    memset(dst + n, scale ? PADDING_SCALE : 0, g->nbytes - n);
+    if (n == 0) {
         return BL_OK;
     }
-    return bl_values_add(&p->values, v, scale, g->offset, g->nbytes, dst, scratch, &p->sums[sum], err);
+    BL_TRY(bl_values_copy(&p->values, v, scale, g->offset, n, dst, t->scratch, scratch, err));
+    bool judged = scale && v->w.form != BL_FORM_TABLE && p->digest; /* with its codes, which need exact values */
+    if (!judged) {
+        BL_TRY(check(p, v, scale, g->offset, dst, n, err));
+    }
+    return p->digest ? bl_values_add(&p->values, v, scale, g->offset, n, dst, scratch, &p->sums[sum], err) : BL_OK;
 }
 
 static bl_status encode_segment(bl_producer *p, const bl_plan_tensor *pt, const bl_segment *g, const bl_tile *t, uint8_t *dst,

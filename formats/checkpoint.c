@@ -84,7 +84,7 @@ bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_h
         return s;
     }
     *index = (uint32_t)c->file_count;
-    c->files[c->file_count++] = (bl_source_file){name, path, f, h->header_bytes, h->file_bytes, h->count};
+    c->files[c->file_count++] = (bl_source_file){name, path, f, h->header_bytes, h->file_bytes, h->count, NULL};
     return BL_OK;
 }
 
@@ -150,7 +150,7 @@ bl_status bl_build_finish(bl_build *b)
     }
     for (size_t i = 0; i < c->tensor_count; i++) {
         const bl_tensor *t = &c->tensors[i], *last = kept ? &c->tensors[kept - 1] : NULL;
-        if (last && strcmp(last->name, t->name) == 0) {
+        if (c->kind != BL_SOURCE_PACKED && last && strcmp(last->name, t->name) == 0) {
             BL_TRY(bl_build_report(b, c->files[t->file].path, t->name, -1, "is also in %s",
                                    c->files[last->file].name));
             continue;
@@ -284,6 +284,7 @@ bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_che
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
     bl_build b = {.c = c, .options = options ? options : &strict, .err = err};
+    c->only_rank = b.options->one_rank ? b.options->rank : -1;
     bl_status s = read_any(&b, path);
     if (s != BL_OK) {
         bl_checkpoint_close(&c);
@@ -313,15 +314,55 @@ static int name_against_tensor(const void *name, const void *tensor)
 
 const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name)
 {
-    return c->tensor_count
-               ? bsearch(name, c->tensors, c->tensor_count, sizeof *c->tensors, name_against_tensor)
-               : NULL;
+    const bl_tensor *t = c->tensor_count
+                             ? bsearch(name, c->tensors, c->tensor_count, sizeof *c->tensors, name_against_tensor)
+                             : NULL;
+    while (t && t > c->tensors && strcmp(t[-1].name, name) == 0) {
+        t--;
+    }
+    return t;
+}
+
+const bl_tensor *bl_checkpoint_find_rank(const bl_checkpoint *c, const char *name, int rank)
+{
+    const bl_tensor *t = bl_checkpoint_find(c, name), *end = c->tensors + c->tensor_count;
+    for (; t && t < end && strcmp(t->name, name) == 0; t++) {
+        const bl_rank_manifest *r = c->files[t->file].rank;
+        if (!r || r->rank == rank) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+const bl_manifest_tensor *bl_checkpoint_record(const bl_checkpoint *c, const bl_tensor *t)
+{
+    const bl_rank_manifest *r = c->files[t->file].rank;
+    return r ? bl_rank_manifest_find(r, t->name) : NULL;
 }
 
 bool bl_checkpoint_unread(const bl_checkpoint *c, const char *name)
 {
     return c->unread_unknown || (c->unread_count && bsearch(&name, c->unread, c->unread_count,
                                                             sizeof *c->unread, by_text) != NULL);
+}
+
+bool bl_checkpoint_covers(const bl_checkpoint *c, const char *name)
+{
+    char folder[16];
+    if (c->kind != BL_SOURCE_PACKED || c->only_rank < 0 || strncmp(name, "rank-", 5) != 0) {
+        return true;
+    }
+    size_t n = strlen(bl_rank_folder(folder, c->only_rank));
+    if (strncmp(name, folder, n) == 0 && (name[n] == '/' || !name[n])) {
+        return true;
+    }
+    for (size_t i = 0; i < c->file_count; i++) {
+        if (strcmp(c->files[i].name, name) == 0) {
+            return true; /* shared with the rank */
+        }
+    }
+    return false;
 }
 
 const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t)

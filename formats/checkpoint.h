@@ -19,6 +19,7 @@ typedef struct bl_source_file {
     bl_file *file; /* open */
     uint64_t header_bytes, file_bytes;
     size_t tensor_count;
+    const bl_rank_manifest *rank; /* packed models: the manifest of the rank in whose folder it lies, or that needs it; else NULL */
 } bl_source_file;
 
 /* What is in a checkpoint. Everything lives in arena; opened with bl_checkpoint_open, closed with bl_checkpoint_close. */
@@ -27,13 +28,15 @@ typedef struct bl_checkpoint {
     const char *path;
     bl_source_file *files; /* [file_count] */
     size_t file_count;
-    bl_tensor *tensors; /* [tensor_count], sorted by name (bytes) */
+    bl_tensor *tensors; /* [tensor_count], sorted by name (bytes), those of several ranks by rank */
     size_t tensor_count;
     uint64_t tensor_bytes;
     bool has_config;
     bl_config config;
     const bl_manifest *manifest;   /* packed models; NULL otherwise */
-    const bl_rank_manifest *rank;  /* likewise: the manifest of the rank that was opened */
+    const bl_rank_manifest *ranks; /* [rank_count] likewise: the manifests of the ranks that were opened, ascending */
+    size_t rank_count;
+    int only_rank; /* -1: all ranks were asked for */
     size_t problems;               /* reported through on_problem */
     const char **unread;           /* [unread_count], sorted: tensors that the index or manifest places in files that could
                                       not be read */
@@ -46,7 +49,8 @@ typedef struct bl_checkpoint_options {
     bool tolerate; /* report bad input through on_problem and go on without what is damaged (verify, inspect) */
     void (*on_problem)(void *arg, const bl_error *problem); /* may be NULL */
     void *arg;
-    int rank; /* packed models: the rank to open */
+    bool one_rank; /* packed models: open one rank alone, and not all of them as one model */
+    int rank;      /* which */
     bool any_generation; /* HF folders: also those of generations before V4.1, whose config says little (config.earlier) */
 } bl_checkpoint_options;
 
@@ -59,8 +63,9 @@ typedef struct bl_checkpoint_options {
  * metadata.total_size is often wrong in the wild: a mismatch is reported when tolerate is set and ignored otherwise. Without
  * an index a folder with exactly one *.safetensors file is that file.
  *
- * Packed models: config.json, manifest.json and the files and offsets of one rank's manifest, each payload file's header read
- * and compared with it; no other *.safetensors file may be in the rank's folder.
+ * Packed models: config.json, manifest.json and the files and offsets of every rank's manifest (or one rank's), each payload
+ * file's header read and compared with it; no other *.safetensors file may be in a rank's folder. A name may then occur once for
+ * each rank; a file that several ranks name is there once.
  *
  * options may be NULL. With tolerate BL_OK is returned also when problems were reported (their count is in problems); what
  * could not be read is absent from files and tensors. Trouble that is not the input's (BL_E_IO, BL_E_NOMEM) always fails. */
@@ -68,11 +73,17 @@ bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_che
 /* Close the files, free everything, null *c; NULL is fine. */
 void bl_checkpoint_close(bl_checkpoint **c);
 
-/* By name; NULL when absent. O(log n). */
+/* By name; NULL when absent; of several ranks' the first. O(log n). */
 const bl_tensor *bl_checkpoint_find(const bl_checkpoint *c, const char *name);
+/* The same, of one rank; the rank does not matter where there are no ranks. */
+const bl_tensor *bl_checkpoint_find_rank(const bl_checkpoint *c, const char *name, int rank);
+/* What the manifest of its rank says of a tensor; NULL when c is no packed model. */
+const bl_manifest_tensor *bl_checkpoint_record(const bl_checkpoint *c, const bl_tensor *t);
 /* Is there no tensor of this name only because its file could not be read (tolerate)? Whoever looks for it need not report it
  * too. */
 bool bl_checkpoint_unread(const bl_checkpoint *c, const char *name);
+/* Is a file of the folder (relative name) part of what was opened: not of a rank that was not asked for? */
+bool bl_checkpoint_covers(const bl_checkpoint *c, const char *name);
 /* The file of a tensor. */
 const bl_source_file *bl_checkpoint_file(const bl_checkpoint *c, const bl_tensor *t);
 

@@ -10,14 +10,13 @@ static bl_status no_memory(const bl_build *b)
     return bl_fail(b->err, BL_E_NOMEM, b->c->path, NULL, -1, "out of memory");
 }
 
-static bl_status read_manifests(bl_build *b, const char *folder)
+/* The global manifest; without a usable one nothing else can be read. */
+static bl_status read_global(bl_build *b, const char *folder)
 {
     bl_checkpoint *c = b->c;
     bl_error e = {0};
-    int rank = b->options->rank;
     bl_manifest *m = bl_arena_alloc(&c->arena, sizeof *m);
-    bl_rank_manifest *r = bl_arena_alloc(&c->arena, sizeof *r);
-    if (!m || !r) {
+    if (!m) {
         return no_memory(b);
     }
     bl_status s = bl_manifest_read(folder, &c->arena, m, &e);
@@ -26,13 +25,34 @@ static bl_status read_manifests(bl_build *b, const char *folder)
         return BL_OK;
     }
     c->manifest = m;
-    if (rank < 0 || rank >= m->ranks) {
-        return bl_fail(b->err, BL_E_USAGE, folder, NULL, -1, "has no rank %d: it was packed for %d", rank,
-                       m->ranks);
+    if (b->options->one_rank && (b->options->rank < 0 || b->options->rank >= m->layout.ranks)) {
+        return bl_fail(b->err, BL_E_USAGE, folder, NULL, -1, "has no rank %d: it was packed for %d", b->options->rank,
+                       m->layout.ranks);
     }
-    s = bl_rank_manifest_read(folder, rank, &c->arena, r, &e);
-    BL_TRY(bl_build_problem(b, s, &e));
-    c->rank = s == BL_OK ? r : NULL;
+    return BL_OK;
+}
+
+/* The manifests of the ranks to open. */
+static bl_status read_ranks(bl_build *b, const char *folder)
+{
+    bl_checkpoint *c = b->c;
+    int first = b->options->one_rank ? b->options->rank : 0;
+    int end = b->options->one_rank ? first + 1 : c->manifest->layout.ranks;
+    bl_rank_manifest *ranks = bl_arena_array(&c->arena, (size_t)(end - first), sizeof *ranks);
+    if (!ranks) {
+        return no_memory(b);
+    }
+    c->ranks = ranks;
+    for (int rank = first; rank < end; rank++) {
+        bl_error e = {0};
+        bl_status s = bl_rank_manifest_read(folder, rank, &c->arena, &ranks[c->rank_count], &e);
+        BL_TRY(bl_build_problem(b, s, &e));
+        if (s == BL_OK) {
+            c->rank_count++;
+        } else {
+            c->unread_unknown = true;
+        }
+    }
     return BL_OK;
 }
 
@@ -69,9 +89,8 @@ static bool in_linked(const bl_st_header *h, const bl_tensor *t)
 }
 
 /* A linked file may hold more than the manifest names, but not less. */
-static bl_status check_linked(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
+static bl_status check_linked(bl_build *b, const bl_rank_manifest *r, const bl_st_header *h, uint32_t file, const char *path)
 {
-    const bl_rank_manifest *r = b->c->rank;
     for (size_t i = 0; i < r->tensor_count; i++) {
         const bl_tensor *t = &r->tensors[i].tensor;
         if (t->file == file && !in_linked(h, t)) {
@@ -96,9 +115,8 @@ static bl_status check_metadata(bl_build *b, const bl_st_header *h, const char *
 
 /* The tensors of a payload file against those that the manifest has in it: the same ones, in the same places.
  */
-static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file, const char *path)
+static bl_status check_payload(bl_build *b, const bl_rank_manifest *r, const bl_st_header *h, uint32_t file, const char *path)
 {
-    const bl_rank_manifest *r = b->c->rank;
     bl_tensor *have = bl_arena_array(&b->c->arena, h->count, sizeof *have);
     size_t at = 0;
     if (!have) {
@@ -131,13 +149,20 @@ static bl_status check_payload(bl_build *b, const bl_st_header *h, uint32_t file
     return BL_OK;
 }
 
-static bl_status open_payload(bl_build *b, const char *rank_name, uint32_t file, int64_t *place)
+static const char *rank_name(bl_build *b, int rank)
 {
-    const bl_rank_manifest *r = b->c->rank;
+    char buf[16];
+    bl_rank_folder(buf, rank);
+    return bl_arena_strndup(&b->c->arena, buf, strlen(buf));
+}
+
+static bl_status open_payload(bl_build *b, const bl_rank_manifest *r, uint32_t file, int64_t *place)
+{
     bl_st_header h;
     bl_error e = {0};
     uint32_t index = 0;
-    const char *name = bl_build_path(b, rank_name, r->files[file].name);
+    const char *folder = rank_name(b, r->files[file].rank);
+    const char *name = folder ? bl_build_path(b, folder, r->files[file].name) : NULL;
     const char *path = name ? bl_build_path(b, b->c->path, name) : NULL;
     if (!path) {
         return no_memory(b);
@@ -148,28 +173,95 @@ static bl_status open_payload(bl_build *b, const char *rank_name, uint32_t file,
     if (s != BL_OK) {
         return BL_OK;
     }
+    b->c->files[index].rank = r;
     if (h.file_bytes != r->files[file].bytes) {
         BL_TRY(bl_build_report(b, path, NULL, -1, "has %" PRIu64 " bytes, the manifest says %" PRIu64,
                                h.file_bytes, r->files[file].bytes));
     }
-    return r->files[file].linked ? check_linked(b, &h, file, path) : check_payload(b, &h, file, path);
+    return r->files[file].linked ? check_linked(b, r, &h, file, path) : check_payload(b, r, &h, file, path);
 }
 
 /* No other *.safetensors file may be in the rank's folder: somebody who opens them all would mix it in. */
-static bl_status check_strays(bl_build *b, const char *rank_path)
+static bl_status check_strays(bl_build *b, const bl_rank_manifest *r)
 {
-    const bl_rank_manifest *r = b->c->rank;
-    const char **present;
+    const char **present, *name = rank_name(b, r->rank);
+    const char *folder = name ? bl_build_path(b, b->c->path, name) : NULL;
     size_t count;
-    BL_TRY(bl_build_list(b, rank_path, &present, &count));
+    if (!folder) {
+        return no_memory(b);
+    }
+    BL_TRY(bl_build_list(b, folder, &present, &count));
     for (size_t i = 0; i < count; i++) {
         bool named = false;
         for (size_t j = 0; j < r->file_count && !named; j++) {
-            named = strcmp(r->files[j].name, present[i]) == 0;
+            named = r->files[j].rank == r->rank && strcmp(r->files[j].name, present[i]) == 0;
         }
         if (!named) {
-            BL_TRY(bl_build_report(b, bl_build_path(b, rank_path, present[i]), NULL, -1,
+            BL_TRY(bl_build_report(b, bl_build_path(b, folder, present[i]), NULL, -1,
                                    "a stray file: the manifest does not name it"));
+        }
+    }
+    return BL_OK;
+}
+
+static const bl_rank_manifest *opened(const bl_checkpoint *c, int rank)
+{
+    for (size_t i = 0; i < c->rank_count; i++) {
+        if (c->ranks[i].rank == rank) {
+            return &c->ranks[i];
+        }
+    }
+    return NULL;
+}
+
+static bool same_record(const bl_manifest_tensor *a, const bl_manifest_tensor *b)
+{
+    return b && same_shape(&a->tensor, &b->tensor) && a->tensor.offset == b->tensor.offset && a->chunk_count == b->chunk_count &&
+           (!a->chunk_count || memcmp(a->chunks, b->chunks, a->chunk_count * sizeof *a->chunks) == 0);
+}
+
+/* A file in the folder of another rank that is open too: opened with that rank, which must say the same of it. */
+static bl_status check_shared(bl_build *b, const bl_rank_manifest *r, uint32_t file, const bl_rank_manifest *owner)
+{
+    for (size_t i = 0; i < r->tensor_count; i++) {
+        const bl_manifest_tensor *t = &r->tensors[i], *other;
+        if (t->tensor.file != file) {
+            continue;
+        }
+        other = bl_rank_manifest_find(owner, t->tensor.name);
+        if (!same_record(t, other) || owner->files[other->tensor.file].rank != owner->rank ||
+            strcmp(owner->files[other->tensor.file].name, r->files[file].name) != 0) {
+            BL_TRY(bl_build_report(b, b->c->path, t->tensor.name, -1, "ranks %d and %d, which share it, differ about it",
+                                   owner->rank, r->rank));
+        }
+    }
+    return BL_OK;
+}
+
+static bl_status open_rank(bl_build *b, const bl_rank_manifest *r)
+{
+    bl_checkpoint *c = b->c;
+    int64_t *places = bl_arena_array(&c->arena, r->file_count, sizeof *places);
+    bool *elsewhere = bl_arena_array(&c->arena, r->file_count, sizeof *elsewhere);
+    if (!places || !elsewhere) {
+        return no_memory(b);
+    }
+    for (uint32_t i = 0; i < r->file_count; i++) {
+        const bl_rank_manifest *owner = r->files[i].rank == r->rank ? NULL : opened(c, r->files[i].rank);
+        elsewhere[i] = owner != NULL;
+        BL_TRY(owner ? check_shared(b, r, i, owner) : open_payload(b, r, i, &places[i]));
+    }
+    BL_TRY(check_strays(b, r));
+    for (size_t i = 0; i < r->tensor_count; i++) {
+        bl_tensor t = r->tensors[i].tensor;
+        if (elsewhere[t.file]) {
+            continue;
+        }
+        if (places[t.file] >= 0) {
+            t.file = (uint32_t)places[t.file];
+            BL_TRY(bl_build_tensors(b, &t, 1));
+        } else {
+            BL_TRY(bl_build_unread(b, t.name));
         }
     }
     return BL_OK;
@@ -178,32 +270,15 @@ static bl_status check_strays(bl_build *b, const char *rank_path)
 bl_status bl_checkpoint_read_packed(bl_build *b, const char *folder)
 {
     bl_checkpoint *c = b->c;
-    BL_TRY(read_manifests(b, folder));
+    BL_TRY(read_global(b, folder));
     BL_TRY(bl_build_config(b, folder));
-    if (!c->rank) {
+    if (!c->manifest) {
         c->unread_unknown = true;
         return BL_OK;
     }
-    char buf[16];
-    bl_rank_folder(buf, c->rank->rank);
-    const char *rank_name = bl_arena_strndup(&c->arena, buf, strlen(buf));
-    const char *rank_path = rank_name ? bl_build_path(b, folder, rank_name) : NULL;
-    int64_t *places = bl_arena_array(&c->arena, c->rank->file_count, sizeof *places);
-    if (!rank_path || !places) {
-        return no_memory(b);
-    }
-    for (size_t i = 0; i < c->rank->file_count; i++) {
-        BL_TRY(open_payload(b, rank_name, (uint32_t)i, &places[i]));
-    }
-    BL_TRY(check_strays(b, rank_path));
-    for (size_t i = 0; i < c->rank->tensor_count; i++) {
-        bl_tensor t = c->rank->tensors[i].tensor;
-        if (places[t.file] >= 0) {
-            t.file = (uint32_t)places[t.file];
-            BL_TRY(bl_build_tensors(b, &t, 1));
-        } else {
-            BL_TRY(bl_build_unread(b, t.name));
-        }
+    BL_TRY(read_ranks(b, folder));
+    for (size_t i = 0; i < c->rank_count; i++) {
+        BL_TRY(open_rank(b, &c->ranks[i]));
     }
     return bl_build_finish(b);
 }

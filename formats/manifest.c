@@ -1,6 +1,7 @@
 /* manifest.json, and the small things that both manifests use. */
 #include "formats/manifest.h"
 
+#include "formats/config.h"
 #include "formats/manifest_read.h"
 
 #include <limits.h>
@@ -42,22 +43,52 @@ static bl_status read_source(const bl_mreader *r, bl_json v, bl_manifest *m)
                : BL_OK;
 }
 
+static bl_status read_stages(const bl_mreader *r, bl_json at, bl_json v, bl_layout *l)
+{
+    bl_json k, e;
+    if (v.kind == BL_JSON_NONE) {
+        return l->pp == 1 ? BL_OK : bl_mread_bad(r, at, "'layers' is needed: the backbone layers of each stage");
+    }
+    if (v.kind != BL_JSON_ARRAY || bl_json_count(v) != (size_t)l->pp) {
+        return bl_mread_bad(r, v, "'layers' is not an array with an entry for each stage");
+    }
+    int *layers = bl_arena_array(r->arena, (size_t)l->pp, sizeof *layers);
+    if (!layers) {
+        return bl_mread_no_memory(r);
+    }
+    bl_json_iter it = bl_json_begin(v);
+    for (size_t i = 0; bl_json_next(&it, &k, &e); i++) {
+        BL_TRY(bl_mread_to_int(r, e, "'layers'", 0, BL_MAX_LAYERS, &layers[i]));
+    }
+    l->stage_layers = layers;
+    return BL_OK;
+}
+
 static bl_status read_layout(const bl_mreader *r, bl_json v, bl_manifest *m)
 {
-    bl_json tp = {0}, ep = {0}, pp = {0}, ranks = {0};
-    const bl_mread_slot slots[] = {
-        {"tp", &tp, false}, {"ep", &ep, false}, {"pp", &pp, false}, {"ranks", &ranks, false}};
+    bl_layout *l = &m->layout;
+    bl_json tp = {0}, ep = {0}, pp = {0}, ranks = {0}, layers = {0}, vocab = {0}, shared = {0};
+    const bl_mread_slot slots[] = {{"tp", &tp, false},         {"ep", &ep, false},
+                                   {"pp", &pp, false},         {"ranks", &ranks, false},
+                                   {"layers", &layers, true},  {"vocab_rows", &vocab, true},
+                                   {"engram_shared", &shared, true}};
     BL_TRY(BL_MREAD_TAKE(r, v, "'layout'", slots));
-    BL_TRY(bl_mread_to_int(r, tp, "'tp'", 1, BL_MREAD_MAX_RANKS, &m->tp));
-    BL_TRY(bl_mread_to_int(r, ep, "'ep'", 1, BL_MREAD_MAX_RANKS, &m->ep));
-    BL_TRY(bl_mread_to_int(r, pp, "'pp'", 1, BL_MREAD_MAX_RANKS, &m->pp));
-    BL_TRY(bl_mread_to_int(r, ranks, "'ranks'", 1, BL_MREAD_MAX_RANKS, &m->ranks));
-    int64_t width = m->tp > m->ep ? m->tp : m->ep;
-    if (width * m->pp != m->ranks || (m->tp % m->ep != 0 && m->ep % m->tp != 0)) {
+    BL_TRY(bl_mread_to_int(r, tp, "'tp'", 1, BL_MAX_RANKS, &l->tp));
+    BL_TRY(bl_mread_to_int(r, ep, "'ep'", 1, BL_MAX_RANKS, &l->ep));
+    BL_TRY(bl_mread_to_int(r, pp, "'pp'", 1, BL_MAX_RANKS, &l->pp));
+    BL_TRY(bl_mread_to_int(r, ranks, "'ranks'", 1, BL_MAX_RANKS, &l->ranks));
+    int64_t width = l->tp > l->ep ? l->tp : l->ep;
+    if (width * l->pp != l->ranks || (l->tp % l->ep != 0 && l->ep % l->tp != 0)) {
         return bl_mread_bad(
             r, v, "'layout' does not add up: ranks = pp * max(tp, ep), one of tp and ep divides the other");
     }
-    return BL_OK;
+    if (vocab.kind != BL_JSON_NONE) {
+        BL_TRY(bl_mread_to_u64(r, vocab, "'vocab_rows'", INT32_MAX, &l->vocab_rows));
+    }
+    if (shared.kind != BL_JSON_NONE && !bl_json_bool(shared, &l->engram_shared)) {
+        return bl_mread_bad(r, shared, "'engram_shared' is not true or false");
+    }
+    return read_stages(r, v, layers, l);
 }
 
 static bl_status read_dropped(const bl_mreader *r, bl_json v, bl_manifest *m)
@@ -150,7 +181,7 @@ bl_status bl_manifest_parse(const char *text, size_t n, const char *path, bl_are
         return bl_mread_bad(&r, chunk, "'chunk_bytes' is not 8388608");
     }
     BL_TRY(read_engram(&r, engram, out));
-    return bl_mread_files(&r, files, true, &out->files, &out->file_count);
+    return bl_mread_files(&r, files, -1, &out->files, &out->file_count);
 }
 
 bl_status bl_manifest_read(const char *folder, bl_arena *arena, bl_manifest *out, bl_error *err)

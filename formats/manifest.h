@@ -8,7 +8,11 @@
  *   "version"       1; any other is refused, and so are unknown keys: both mean a newer writer
  *   "writer"        program and version that wrote it, for people
  *   "source"        {"tensors": count, "tensor_bytes": sum, "config_sha256": hex, "index_sha256": hex or null}
- *   "layout"        {"tp": T, "ep": E, "pp": P, "ranks": P * max(T, E)}
+ *   "layout"        {"tp": T, "ep": E, "pp": P, "ranks": P * max(T, E)}, and where they apply
+ *                     "layers": [backbone layers of each stage]         needed when P > 1
+ *                     "vocab_rows": rows of embedding and head together, when padded beyond the vocabulary
+ *                     "engram_shared": true                             the first rank of a stage has whole Engram tables, the
+ *                                                                       others name them; absent: every rank has some rows
  *   "dropped"       tensor classes left out on purpose, among "dspark", "vision"
  *   "chunk_bytes"   8388608: the piece of a tensor that one chunk digest covers
  *   "engram"        [{"layer": L, "rows": table rows, "multipliers": ["decimal", ...]}], ascending by layer
@@ -21,20 +25,21 @@
  *   "rank"          this rank
  *   "files"         [{"name": "layer-00.safetensors", "bytes": size}], with "linked": true for a file of the source that
  *                   was hard-linked as it stood: exempt from alignment, and it may hold tensors that the manifest does not
- *                   name
+ *                   name; with "rank": R for a file that lies in the folder of rank R, which names the same tensors in it
  *   "tensors"       sorted by name (bytes), each
  *     "name", "dtype", "shape"   as in the safetensors header of its file, except that a linked file may use another name
  *     "file"                     index into files
  *     "offset"                   absolute byte offset in that file
  *     "start"                    [ndim] first element of the global tensor that it holds
- *     "global_shape"             [ndim] shape of the global tensor (equal to shape when the rank holds it all)
+ *     "global_shape"             [ndim] shape of the global tensor, rows of padding at its end included (equal to shape when the
+ *                                rank holds it all); "value" has the shape without padding
  *     "chunks"                   hex of XXH3-128 (canonical byte order) of each chunk_bytes of its bytes, the last partial
  *     "value"                    null (scales: covered by their weight's), or {"class", "shape", "digests"}: see below
  *
  * Value record: class "matrix" (32x32 tiles of canonical BF16), "rows" (Engram rows), "elements" (of a vector that ranks cut) or
  * "bytes" (4 KiB units): verify/digest.h. shape is the
  * global shape of the decoded tensor ([out, in] elements also when the bytes are packed fp4), so that a cast and its source
- * have equal records. digests has one entry, or, for stacked experts, one for each expert held here, in order (shape is then
+ * have equal records. The digests that ranks record for their parts of a tensor add up, modulo 2^128, to that of the whole. digests has one entry, or, for stacked experts, one for each expert held here, in order (shape is then
  * that of one expert): an expert's record equals that of the unstacked tensor. */
 #ifndef BL_FORMATS_MANIFEST_H
 #define BL_FORMATS_MANIFEST_H
@@ -45,6 +50,7 @@
 
 #define BL_CHUNK_BYTES ((uint64_t)8 << 20)
 #define BL_MANIFEST_MAX_BYTES ((size_t)1 << 30) /* a rank's manifest of the real model has about 3 MB */
+#define BL_MAX_RANKS 4096
 #define BL_DROP_DSPARK 1u
 #define BL_DROP_VISION 2u
 
@@ -54,6 +60,7 @@ typedef struct bl_manifest_file {
     bool has_sha256; /* global manifest only */
     uint8_t sha256[32];
     bool linked; /* rank manifest only */
+    int rank;    /* rank manifest only: in whose folder it lies */
 } bl_manifest_file;
 
 typedef struct bl_manifest_engram {
@@ -63,6 +70,14 @@ typedef struct bl_manifest_engram {
     size_t multiplier_count;
 } bl_manifest_engram;
 
+/* How a model is spread over ranks: rank = stage * max(tp, ep) + r. Which part of each tensor that gives a rank: verify/share.h. */
+typedef struct bl_layout {
+    int tp, ep, pp, ranks;
+    const int *stage_layers; /* [pp] backbone layers of each stage; NULL when pp is 1 */
+    uint64_t vocab_rows;     /* of embedding and head over all ranks, when padded; 0 = the vocabulary */
+    bool engram_shared;
+} bl_layout;
+
 /* manifest.json. Strings and arrays are borrowed: from the arena after reading, from the caller when writing. */
 typedef struct bl_manifest {
     const char *writer;
@@ -70,7 +85,7 @@ typedef struct bl_manifest {
     uint8_t source_config_sha256[32];
     bool has_source_index_sha256;
     uint8_t source_index_sha256[32];
-    int tp, ep, pp, ranks;
+    bl_layout layout;
     unsigned dropped; /* BL_DROP_ bits */
     const bl_manifest_engram *engram;
     size_t engram_count;

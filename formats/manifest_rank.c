@@ -112,8 +112,8 @@ bl_status bl_rank_manifest_parse(const char *text, size_t n, const char *path, b
     memset(out, 0, sizeof *out);
     BL_TRY(bl_mread_root(&r, n, "baleen-packed-rank", &root));
     BL_TRY(BL_MREAD_TAKE(&r, root, "the manifest", slots));
-    BL_TRY(bl_mread_to_int(&r, rank, "'rank'", 0, BL_MREAD_MAX_RANKS - 1, &out->rank));
-    BL_TRY(bl_mread_files(&r, files, false, &out->files, &out->file_count));
+    BL_TRY(bl_mread_to_int(&r, rank, "'rank'", 0, BL_MAX_RANKS - 1, &out->rank));
+    BL_TRY(bl_mread_files(&r, files, out->rank, &out->files, &out->file_count));
     if (tensors.kind != BL_JSON_ARRAY) {
         return bl_mread_bad(&r, tensors, "'tensors' is not an array");
     }

@@ -143,13 +143,14 @@ static bool file_name_ok(const char *name, size_t n, bool nested)
     return n > 0 && n < 256 && name[0] != '.' && strlen(name) == n;
 }
 
-static bl_status read_file(const bl_mreader *r, bl_json v, bool global, bl_manifest_file *f)
+static bl_status read_file(const bl_mreader *r, bl_json v, int rank, bl_manifest_file *f)
 {
-    bl_json name = {0}, bytes = {0}, sha = {0}, linked = {0};
+    bool global = rank < 0;
+    bl_json name = {0}, bytes = {0}, sha = {0}, linked = {0}, owner = {0};
     const bl_mread_slot global_slots[] = {
         {"name", &name, false}, {"bytes", &bytes, false}, {"sha256", &sha, false}};
     const bl_mread_slot rank_slots[] = {
-        {"name", &name, false}, {"bytes", &bytes, false}, {"linked", &linked, true}};
+        {"name", &name, false}, {"bytes", &bytes, false}, {"linked", &linked, true}, {"rank", &owner, true}};
     size_t n = 0;
     BL_TRY(global ? BL_MREAD_TAKE(r, v, "a file", global_slots) : BL_MREAD_TAKE(r, v, "a file", rank_slots));
     BL_TRY(bl_mread_to_text(r, name, "a file's name", &f->name, &n));
@@ -162,6 +163,10 @@ static bl_status read_file(const bl_mreader *r, bl_json v, bool global, bl_manif
         BL_TRY(bl_mread_to_hex(r, sha, sizeof f->sha256, f->sha256));
         f->has_sha256 = true;
     }
+    f->rank = global ? 0 : rank;
+    if (owner.kind != BL_JSON_NONE) {
+        BL_TRY(bl_mread_to_int(r, owner, "a file's rank", 0, BL_MAX_RANKS - 1, &f->rank));
+    }
     return linked.kind == BL_JSON_NONE || bl_json_bool(linked, &f->linked)
                ? BL_OK
                : bl_mread_bad(r, linked, "'linked' is not true or false");
@@ -172,7 +177,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-bl_status bl_mread_files(const bl_mreader *r, bl_json v, bool global, const bl_manifest_file **out,
+bl_status bl_mread_files(const bl_mreader *r, bl_json v, int rank, const bl_manifest_file **out,
                          size_t *count)
 {
     bl_json k, e;
@@ -187,7 +192,7 @@ bl_status bl_mread_files(const bl_mreader *r, bl_json v, bool global, const bl_m
     }
     bl_json_iter it = bl_json_begin(v);
     for (size_t i = 0; bl_json_next(&it, &k, &e); i++) {
-        BL_TRY(read_file(r, e, global, &files[i]));
+        BL_TRY(read_file(r, e, rank, &files[i]));
         names[i] = files[i].name;
     }
     qsort(names, *count, sizeof *names, by_text);

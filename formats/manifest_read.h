@@ -6,8 +6,6 @@
 #include "formats/json.h"
 #include "formats/manifest.h"
 
-#define BL_MREAD_MAX_RANKS 65536
-
 typedef struct bl_mreader {
     const char *text, *path, *tensor; /* tensor: the one being read, for errors */
     bl_arena *arena;                  /* what results point to */
@@ -39,8 +37,8 @@ bl_status bl_mread_to_hex(const bl_mreader *r, bl_json v, size_t n, void *out);
 /* An array of at most max unsigned integers. */
 bl_status bl_mread_to_list(const bl_mreader *r, bl_json v, const char *what, size_t max, const uint64_t **out, size_t *count);
 bl_status bl_mread_to_digests(const bl_mreader *r, bl_json v, const char *what, const bl_digest **out, size_t *count);
-/* "files" of the global manifest, or of a rank's; no name twice. */
-bl_status bl_mread_files(const bl_mreader *r, bl_json v, bool global, const bl_manifest_file **out, size_t *count);
+/* "files" of the global manifest (rank -1), or of a rank's; no name twice. */
+bl_status bl_mread_files(const bl_mreader *r, bl_json v, int rank, const bl_manifest_file **out, size_t *count);
 
 /* folder/sub/manifest.json (sub may be ""): its path in the arena, its text malloc'd. */
 bl_status bl_mread_slurp(const char *folder, const char *sub, bl_arena *arena, const char **path, char **text, size_t *n,

@@ -54,17 +54,23 @@ static json_t *digests(writer *w, const bl_digest *values, size_t n)
     return a;
 }
 
-static json_t *file_list(writer *w, const bl_manifest_file *files, size_t n, bool global)
+/* rank: whose manifest; -1 for the global one. */
+static json_t *file_list(writer *w, const bl_manifest_file *files, size_t n, int rank)
 {
     json_t *a = json_array();
     for (size_t i = 0; i < n; i++) {
         json_t *f = json_object();
         set(w, f, "name", json_string(files[i].name));
         set(w, f, "bytes", integer(files[i].bytes));
-        if (global) {
+        if (rank < 0) {
             set(w, f, "sha256", files[i].has_sha256 ? hex(files[i].sha256, 32) : json_null());
-        } else if (files[i].linked) {
-            set(w, f, "linked", json_true());
+        } else {
+            if (files[i].linked) {
+                set(w, f, "linked", json_true());
+            }
+            if (files[i].rank != rank) {
+                set(w, f, "rank", json_integer(files[i].rank));
+            }
         }
         append(w, a, f);
     }
@@ -84,10 +90,24 @@ static json_t *source(writer *w, const bl_manifest *m)
 static json_t *layout(writer *w, const bl_manifest *m)
 {
     json_t *l = json_object();
-    set(w, l, "tp", json_integer(m->tp));
-    set(w, l, "ep", json_integer(m->ep));
-    set(w, l, "pp", json_integer(m->pp));
-    set(w, l, "ranks", json_integer(m->ranks));
+    const bl_layout *k = &m->layout;
+    set(w, l, "tp", json_integer(k->tp));
+    set(w, l, "ep", json_integer(k->ep));
+    set(w, l, "pp", json_integer(k->pp));
+    set(w, l, "ranks", json_integer(k->ranks));
+    if (k->stage_layers) {
+        json_t *layers = json_array();
+        for (int i = 0; i < k->pp; i++) {
+            append(w, layers, json_integer(k->stage_layers[i]));
+        }
+        set(w, l, "layers", layers);
+    }
+    if (k->vocab_rows) {
+        set(w, l, "vocab_rows", integer(k->vocab_rows));
+    }
+    if (k->engram_shared) {
+        set(w, l, "engram_shared", json_true());
+    }
     return l;
 }
 
@@ -207,7 +227,7 @@ bl_status bl_manifest_write(const bl_manifest *m, const char *path, bl_error *er
     set(&w, root, "dropped", dropped(&w, m->dropped));
     set(&w, root, "chunk_bytes", integer(BL_CHUNK_BYTES));
     set(&w, root, "engram", engram(&w, m));
-    set(&w, root, "files", file_list(&w, m->files, m->file_count, true));
+    set(&w, root, "files", file_list(&w, m->files, m->file_count, -1));
     return finish(&w, root, true, path, err);
 }
 
@@ -238,7 +258,7 @@ bl_status bl_rank_manifest_write(const bl_rank_manifest *m, const char *path, bl
     set(&w, root, "format", json_string("baleen-packed-rank"));
     set(&w, root, "version", json_integer(1));
     set(&w, root, "rank", json_integer(m->rank));
-    set(&w, root, "files", file_list(&w, m->files, m->file_count, false));
+    set(&w, root, "files", file_list(&w, m->files, m->file_count, m->rank));
     set(&w, root, "tensors", tensors);
     return finish(&w, root, false, path, err);
 }

@@ -140,9 +140,9 @@ static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *
 {
     if (c->kind == BL_SOURCE_FILE)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is a file: a model is a folder with config.json and weights");
-    if (c->kind == BL_SOURCE_PACKED && c->manifest->ranks != 1)
+    if (c->kind == BL_SOURCE_PACKED && c->manifest->layout.ranks != 1)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "was packed for %d ranks; it can be run packed for one (see baleen merge)",
-                       c->manifest->ranks);
+                       c->manifest->layout.ranks);
     return check_whole(&c->config, path, err);
 }
 

@@ -23,6 +23,9 @@ static const char details[] =
     "               released quantisers' scale. What is not in SRC (draft layers, vision) is left out and config.json says so.\n"
     "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
     "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
+    "               --tp, --ep and --pp spread it over ranks: pp stages of max(tp, ep) ranks, a folder for each. Every rank\n"
+    "               holds its part of the heads, output groups, shared experts, vocabulary and Engram rows, its experts\n"
+    "               whole, and all else; 'baleen merge' puts them together again, byte for byte.\n"
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
@@ -101,6 +104,68 @@ static bool parse_target(const char *text, bl_target *t)
     return false;
 }
 
+/* "20,20" -> numbers, malloc'd; false on anything else. */
+static bool parse_stages(const char *text, int **layers, size_t *count)
+{
+    *layers = malloc(BL_MAX_LAYERS * sizeof **layers);
+    *count = 0;
+    for (const char *p = text; *layers && *count < BL_MAX_LAYERS; p++) {
+        char *end;
+        if (*p < '0' || *p > '9') {
+            return false;
+        }
+        long n = strtol(p, &end, 10);
+        (*layers)[(*count)++] = n <= BL_MAX_LAYERS ? (int)n : BL_MAX_LAYERS;
+        if (!*end) {
+            return true;
+        }
+        if (*end != ',') {
+            return false;
+        }
+        p = end;
+    }
+    return false;
+}
+
+/* The options that spread a packed model over ranks. */
+typedef struct rank_options {
+    int64_t tp, ep, pp, pad_vocab;
+    const char *stages, *engram;
+    int *stage_layers; /* malloc'd */
+} rank_options;
+
+/* -1, or the exit status of a wrong one. */
+static int read_rank_options(const cli_command *c, rank_options *r, bl_convert_options *o)
+{
+    bool any = r->tp || r->ep || r->pp || r->pad_vocab || r->stages || r->engram;
+    size_t count = 0;
+    if (any && o->target != BL_TO_PACKED) {
+        return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab and --engram go with --to packed");
+    }
+    if (r->tp < 0 || r->ep < 0 || r->pp < 0 || r->tp > BL_MAX_RANKS || r->ep > BL_MAX_RANKS || r->pp > BL_MAX_RANKS) {
+        return cli_usage_error(c, "--tp, --ep and --pp take 1 to %d", BL_MAX_RANKS);
+    }
+    if (r->pad_vocab < 0 || r->pad_vocab > 1 << 20) {
+        return cli_usage_error(c, "--pad-vocab takes 1 to %d", 1 << 20);
+    }
+    if (r->engram && strcmp(r->engram, "split") && strcmp(r->engram, "shared")) {
+        return cli_usage_error(c, "--engram takes split or shared, not '%.40s'", r->engram);
+    }
+    if (r->stages && !parse_stages(r->stages, &r->stage_layers, &count)) {
+        return cli_usage_error(c, "--pp-layers takes numbers of layers such as 20,20");
+    }
+    if (r->stages && r->pp && count != (size_t)r->pp) {
+        return cli_usage_error(c, "--pp-layers has %zu stages, --pp %d", count, (int)r->pp);
+    }
+    o->layout = (bl_layout){.tp = (int)r->tp,
+                            .ep = (int)r->ep,
+                            .pp = r->stages ? (int)count : (int)r->pp,
+                            .stage_layers = r->stage_layers,
+                            .engram_shared = r->engram && !strcmp(r->engram, "shared")};
+    o->pad_vocab = (int)r->pad_vocab;
+    return -1;
+}
+
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
     json_t *actions = json_object(), *dropped = json_array();
@@ -116,12 +181,12 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     const bl_scale_survey *f = &r->scales;
     json_t *scales = json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)f->weights, "scales", (json_int_t)f->scales,
                                "rounded_weights", (json_int_t)f->rounded_weights, "rounded_scales", (json_int_t)f->rounded_scales);
-    json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "convert",
+    json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:b, s:f}", "command", "convert",
                           "source", receipt_text(src), "destination", receipt_text(dst), "to", target_name(o->target), "dry_run",
                           o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
                           (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
-                          "file_bytes", (json_int_t)r->file_bytes, "sha256", !o->no_sha256, "seconds", r->seconds);
+                          "file_bytes", (json_int_t)r->file_bytes, "ranks", r->ranks, "sha256", !o->no_sha256, "seconds", r->seconds);
     if (o->target == BL_TO_BF16) {
         json_object_set_new(j, "scales_saved", json_integer((json_int_t)r->scales_saved));
     }
@@ -140,9 +205,18 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
 {
     printf("%s%s: %zu tensors in %zu files, %.3f GB", o->dry_run ? "would write " : "", dst, r->tensors, r->files,
            (double)r->file_bytes * 1e-9);
-    printf(" (%zu source tensors: %zu copied, %zu cast, %zu encoded, %zu stacked, %zu unstacked, %zu dropped)", r->source_tensors,
-           r->action_count[BL_ACT_COPY], r->action_count[BL_ACT_CAST], r->action_count[BL_ACT_ENCODE], r->action_count[BL_ACT_STACK],
-           r->action_count[BL_ACT_UNSTACK], r->action_count[BL_ACT_DROP]);
+    if (r->ranks > 1) {
+        printf(", %d ranks", r->ranks);
+    }
+    printf(" (%zu source tensors", r->source_tensors);
+    const char *comma = ": ";
+    for (int a = BL_ACT_COPY; a < BL_ACTIONS; a++) {
+        if (r->action_count[a]) {
+            printf("%s%zu %s", comma, r->action_count[a], bl_action_name((bl_action)a));
+            comma = ", ";
+        }
+    }
+    printf(")");
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
@@ -173,11 +247,18 @@ int cmd_convert(int argc, char **argv)
     bool json = false;
     unsigned bits;
     int count, *list = NULL;
+    rank_options ranks = {0};
     bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted};
     const cli_option options[] = {
         {"to", CLI_STRING, &to, "FORM", "bf16, released or packed"},
         {"keep", CLI_STRING, &keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
         {"drop", CLI_STRING, &drop, "LIST", "packed, released: drop dspark, vision or both (default: neither)"},
+        {"tp", CLI_INT, &ranks.tp, "N", "packed: cut dense weights over N ranks"},
+        {"ep", CLI_INT, &ranks.ep, "N", "packed: deal experts over N ranks"},
+        {"pp", CLI_INT, &ranks.pp, "N", "packed: deal layers over N stages"},
+        {"pp-layers", CLI_STRING, &ranks.stages, "LIST", "packed: layers of each stage, for example 20,20 (default: even)"},
+        {"pad-vocab", CLI_INT, &ranks.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},
+        {"engram", CLI_STRING, &ranks.engram, "HOW", "packed: split (default: each rank some rows) or shared (one copy a stage)"},
         {"layers", CLI_STRING, &layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
         {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
         {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
@@ -223,6 +304,10 @@ int cmd_convert(int argc, char **argv)
         }
         o.drop = keep ? o.drop & ~bits : bits;
     }
+    if ((rc = read_rank_options(&c, &ranks, &o)) >= 0) {
+        free(ranks.stage_layers);
+        return rc;
+    }
     if (jobs < 0 || jobs > 1024) {
         return cli_usage_error(&c, "--jobs takes 1 to 1024");
     }
@@ -245,6 +330,7 @@ int cmd_convert(int argc, char **argv)
     bl_status s = bl_convert(args[0], args[1], &o, &report, &err);
     cli_progress_end(&progress);
     free(list);
+    free(ranks.stage_layers);
     if (s == BL_OK && json) {
         return print_json(args[0], args[1], &o, &report);
     }

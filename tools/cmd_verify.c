@@ -102,11 +102,12 @@ static void print_text(const char *path, const bl_verify_options *o, const bl_ve
 int cmd_verify(int argc, char **argv)
 {
     const char *args[1], *cpu = NULL;
-    int64_t level = 3, jobs = 0;
+    int64_t level = 3, jobs = 0, rank = -1;
     int count;
     output out = {0};
     bl_verify_options o = {.on_finding = on_finding, .arg = &out, .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 3 (default 3)"},
+                                  {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
                                   {"against", CLI_STRING, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
@@ -122,11 +123,19 @@ int cmd_verify(int argc, char **argv)
     if (level < 0 || level > 3) {
         return cli_usage_error(&c, "--level takes 0 to 3");
     }
+    if (rank < -1 || rank >= BL_MAX_RANKS) {
+        return cli_usage_error(&c, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
+    }
+    if (rank >= 0 && o.against) {
+        return cli_usage_error(&c, "--rank and --against do not go together: one rank is not a whole model");
+    }
     if (jobs < 0 || jobs > 1024) {
         return cli_usage_error(&c, "--jobs takes 1 to 1024");
     }
     const char *path = count ? args[0] : cli_default_model();
     o.level = (int)level;
+    o.one_rank = rank >= 0;
+    o.rank = (int)rank;
     o.jobs = (int)jobs;
     out.findings = json_array();
     cli_catch_signals();

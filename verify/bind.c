@@ -1,17 +1,20 @@
 #include "verify/bind.h"
 
 #include "verify/derive.h"
+#include "verify/share.h"
+#include "verify/view.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BL_BLOCK 32 /* edge of a V4.1 block */
 
 typedef struct binder {
     const bl_checkpoint *c;
     bl_binding *out;
+    const bl_layout *layout;
     bool *used; /* [tensor_count] */
+    size_t calls;   /* for tensors, by the slots and the ranks that were opened */
     bl_problem_fn on_problem;
     void *arg;
 } binder;
@@ -27,9 +30,9 @@ static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const cha
     return bl_problem(b->on_problem, b->arg, err, t ? bl_checkpoint_file(b->c, t)->path : b->c->path, name, "%s", text);
 }
 
-static const bl_tensor *use(binder *b, const char *name)
+static const bl_tensor *use(binder *b, const char *name, int rank)
 {
-    const bl_tensor *t = bl_checkpoint_find(b->c, name);
+    const bl_tensor *t = bl_checkpoint_find_rank(b->c, name, rank);
     if (t) {
         b->used[t - b->c->tensors] = true;
     }
@@ -71,13 +74,17 @@ static const char *dtypes_of(bl_slot_kind kind)
     return names[kind];
 }
 
-/* Stored shape of a slot in a form, and of its scale. Returns the scale's ndim (0 = none). */
-static uint32_t stored_shapes(const bl_slot *s, bl_form form, uint64_t shape[2], uint64_t grid[2])
+/* Stored shape of a share in a form, and of its scale. Returns the scale's ndim (0 = none). */
+static uint32_t stored_shapes(const bl_slot *s, const bl_share *share, bl_form form, uint64_t shape[2], uint64_t grid[2])
 {
-    shape[0] = s->shape[0];
-    shape[1] = form == BL_FORM_FP4 ? s->shape[1] / 2 : s->shape[1];
-    grid[0] = form == BL_FORM_FP8 ? blocks(s->shape[0], BL_BLOCK) : s->shape[0];
-    grid[1] = blocks(s->shape[1], BL_BLOCK);
+    uint64_t cols = share->part.cols;
+    shape[0] = share->rows;
+    shape[1] = form == BL_FORM_FP4 ? cols / 2 : cols;
+    grid[0] = form == BL_FORM_FP8 ? blocks(share->rows, BL_BLOCK) : share->rows;
+    grid[1] = blocks(cols, BL_BLOCK);
+    if (s->ndim == 1) {
+        shape[1] = 1;
+    }
     return form == BL_FORM_FP8 || form == BL_FORM_FP4 || form == BL_FORM_TABLE ? 2 : 0;
 }
 
@@ -103,12 +110,44 @@ static bl_status check_shape(binder *b, bl_error *err, const bl_tensor *t, uint6
     return problem(b, err, t, t->name, text);
 }
 
-static bl_status bind_scale(binder *b, const char *name, uint64_t experts, const uint64_t grid[2], bl_weight *w, bool *ok,
+/* Where a rank's tensor begins in the whole one, and the shape of that: [experts, rows, columns] as stored. */
+typedef struct bound {
+    uint64_t start[3], whole[3];
+} bound;
+
+static bound bound_of(const bl_slot *s, const bl_share *share, bl_form form, bool scale)
+{
+    uint64_t block = scale && form == BL_FORM_FP8 ? 32 : 1, pack = scale ? 32 : form == BL_FORM_FP4 ? 2 : 1;
+    return (bound){.start = {(uint64_t)share->first_expert, share->start / block, share->part.col / pack},
+                   .whole = {(uint64_t)share->all_experts, (share->all_rows + block - 1) / block, (s->shape[1] + pack - 1) / pack}};
+}
+
+/* Does a rank's tensor hold the part of the whole that the layout gives the rank? */
+static bl_status check_place(binder *b, const bl_tensor *t, bound want, bool stacked, bool *ok, bl_error *err)
+{
+    const bl_manifest_tensor *m = bl_checkpoint_record(b->c, t);
+    size_t skip = stacked ? 0 : 1, bytes = t->ndim * sizeof(uint64_t);
+    if (!m || (memcmp(m->start, want.start + skip, bytes) == 0 && memcmp(m->global_shape, want.whole + skip, bytes) == 0)) {
+        return BL_OK;
+    }
+    char have_text[160], want_text[160], text[400];
+    bl_shape_text(have_text, sizeof have_text, m->start, t->ndim);
+    bl_shape_text(want_text, sizeof want_text, want.start + skip, t->ndim);
+    size_t at = (size_t)snprintf(text, sizeof text, "begins at %s of ", have_text);
+    bl_shape_text(text + at, sizeof text - at, m->global_shape, t->ndim);
+    at = strlen(text);
+    at += (size_t)snprintf(text + at, sizeof text - at, ", the layout calls for %s of ", want_text);
+    bl_shape_text(text + at, sizeof text - at, want.whole + skip, t->ndim);
+    *ok = false;
+    return problem(b, err, t, t->name, text);
+}
+
+static bl_status bind_scale(binder *b, const char *name, int rank, uint64_t experts, const uint64_t grid[2], bl_weight *w, bool *ok,
                             bl_error *err)
 {
     char scale[256], text[512];
     bl_scale_name(scale, sizeof scale, name);
-    w->scale = use(b, scale);
+    w->scale = use(b, scale, rank);
     if (!w->scale) {
         *ok = false;
         if (bl_checkpoint_unread(b->c, scale)) {
@@ -126,45 +165,71 @@ static bl_status bind_scale(binder *b, const char *name, uint64_t experts, const
 }
 
 /* The scale of a weight that is not judged: no orphan. */
-static void excuse_scale(binder *b, const char *weight)
+static void excuse_scale(binder *b, const char *weight, int rank)
 {
     char scale[256];
     if (bl_scale_name(scale, sizeof scale, weight)) {
-        use(b, scale);
+        use(b, scale, rank);
     }
 }
 
-/* experts > 0: slot s is slice s->expert of the stacked tensor name. */
-static bl_status bind_slot(binder *b, const bl_slot *s, const bl_tensor *t, uint64_t experts, bl_error *err)
+/* Where the bytes of the part are. A stacked tensor has one slice for each of its experts. */
+static void place(bl_weight *w, const bl_share *share, bool stacked)
 {
-    bl_weight w = {.slot = s, .tensor = t, .part = bl_slot_rect(s)};
+    uint64_t parts = stacked ? (uint64_t)share->experts : 1, slice = stacked ? (uint64_t)(w->slot->expert - share->first_expert) : 0;
+    bl_stored codes = bl_weight_stored(w, false);
+    w->nbytes = codes.rows * codes.cols;
+    w->offset = w->tensor->offset + slice * (w->tensor->nbytes / parts);
+    if (w->scale) {
+        bl_stored grid = bl_weight_stored(w, true);
+        w->scale_nbytes = grid.rows * grid.cols;
+        w->scale_offset = w->scale->offset + slice * (w->scale->nbytes / parts);
+    }
+}
+
+/* Earlier pieces of the same slot are the last ones added. */
+static bool is_replica(const binder *b, const bl_weight *w)
+{
+    for (size_t i = b->out->count; i > 0 && b->out->weights[i - 1].slot == w->slot; i--) {
+        if (memcmp(&b->out->weights[i - 1].part, &w->part, sizeof w->part) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* stacked: slot s is one slice of t. */
+static bl_status bind_slot(binder *b, const bl_slot *s, const bl_share *share, int rank, const bl_tensor *t, bool stacked, bl_error *err)
+{
+    bl_weight w = {.slot = s, .tensor = t, .part = share->part};
     bool ok = true;
     bl_weight_reform(&w, form_of(s->kind, t->dtype));
     if (!w.form) {
         char text[160];
-        excuse_scale(b, t->name);
+        excuse_scale(b, t->name, rank);
         snprintf(text, sizeof text, "has dtype %s, %s is needed", bl_dtype_name(t->dtype), dtypes_of(s->kind));
         return problem(b, err, t, t->name, text);
     }
-    uint64_t shape[2], grid[2];
-    uint32_t scale_dims = stored_shapes(s, w.form, shape, grid);
+    uint64_t shape[2], grid[2], experts = stacked ? (uint64_t)share->experts : 0;
+    uint32_t scale_dims = stored_shapes(s, share, w.form, shape, grid);
     if (w.form == BL_FORM_FP4 && s->shape[1] % 32 != 0) {
         return problem(b, err, t, t->name, "packed fp4 needs an input width that is a multiple of 32");
     }
     BL_TRY(check_shape(b, err, t, experts, shape, s->ndim, NULL, &ok));
+    if (ok) {
+        BL_TRY(check_place(b, t, bound_of(s, share, w.form, false), stacked, &ok, err));
+    }
     if (scale_dims) {
-        BL_TRY(bind_scale(b, t->name, experts, grid, &w, &ok, err));
+        BL_TRY(bind_scale(b, t->name, rank, experts, grid, &w, &ok, err));
+    }
+    if (ok && scale_dims) {
+        BL_TRY(check_place(b, w.scale, bound_of(s, share, w.form, true), stacked, &ok, err));
     }
     if (!ok) {
         return BL_OK;
     }
-    uint64_t parts = experts ? experts : 1, slice = experts ? (uint64_t)s->expert : 0;
-    w.nbytes = t->nbytes / parts;
-    w.offset = t->offset + slice * w.nbytes;
-    if (w.scale) {
-        w.scale_nbytes = w.scale->nbytes / parts;
-        w.scale_offset = w.scale->offset + slice * w.scale_nbytes;
-    }
+    place(&w, share, stacked);
+    w.replica = is_replica(b, &w);
     b->out->fp8 += w.form == BL_FORM_FP8;
     b->out->fp4 += w.form == BL_FORM_FP4;
     b->out->weights[b->out->count++] = w;
@@ -176,18 +241,24 @@ static uint64_t experts_of(const bl_checkpoint *c, const bl_slot *s)
     return (uint64_t)(s->group == BL_GROUP_DSPARK ? c->config.dspark_n_routed_experts : c->config.n_routed_experts);
 }
 
-static bool excused(const bl_checkpoint *c, const char *name)
+/* rank < 0: any. */
+static bool name_excused(const bl_checkpoint *c, const char *name, int rank)
 {
-    return bl_checkpoint_unread(c, name) || bl_checkpoint_find(c, name) != NULL;
+    return bl_checkpoint_unread(c, name) || (rank < 0 ? bl_checkpoint_find(c, name) : bl_checkpoint_find_rank(c, name, rank)) != NULL;
 }
 
-bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s)
+static bool excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s, int rank)
 {
     char stacked[160];
     if (s->expert >= 0) {
         bl_stacked_name(stacked, sizeof stacked, slots, s, false);
     }
-    return excused(c, s->name) || (s->expert >= 0 && excused(c, stacked));
+    return name_excused(c, s->name, rank) || (s->expert >= 0 && name_excused(c, stacked, rank));
+}
+
+bool bl_slot_excused(const bl_checkpoint *c, const bl_slots *slots, const bl_slot *s)
+{
+    return excused(c, slots, s, -1);
 }
 
 /* Does the router of an expert's layer have rows for another number of experts? That is reported, once: a list of every expert
@@ -202,41 +273,83 @@ static bool experts_in_doubt(const binder *b, const bl_slot *s)
 }
 
 /* A slot that no tensor fills. */
-static bl_status lacking(binder *b, const bl_slot *s, bl_error *err)
+static bl_status lacking(binder *b, const bl_slot *s, int rank, bl_error *err)
 {
-    if (bl_slot_excused(b->c, &b->out->slots, s)) {
+    if (excused(b->c, &b->out->slots, s, rank)) {
         char stacked[160];
-        excuse_scale(b, s->name);
+        excuse_scale(b, s->name, rank);
         if (s->expert >= 0) {
             bl_stacked_name(stacked, sizeof stacked, &b->out->slots, s, false);
-            excuse_scale(b, stacked);
+            excuse_scale(b, stacked, rank);
         }
         return BL_OK;
     }
     if (s->expert >= 0 && experts_in_doubt(b, s)) {
-        excuse_scale(b, s->name);
+        excuse_scale(b, s->name, rank);
         return BL_OK;
     }
-    return problem(b, err, NULL, s->name, "is missing: the config calls for it");
+    char text[80];
+    snprintf(text, sizeof text, "is missing on rank %d: the config calls for it", rank);
+    return problem(b, err, NULL, s->name, b->layout->ranks > 1 ? text : "is missing: the config calls for it");
+}
+
+static bool opened(const bl_checkpoint *c, int rank)
+{
+    for (size_t i = 0; i < c->rank_count; i++) {
+        if (c->ranks[i].rank == rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The i-th rank that was opened; a checkpoint without ranks counts as one. False when it holds nothing of s that is not another's. */
+static bool share_of(const binder *b, const bl_slot *s, size_t i, int *rank, bl_share *share)
+{
+    *rank = b->c->rank_count ? b->c->ranks[i].rank : 0;
+    return bl_share_of(&b->c->config, b->layout, b->c->config.num_nextn_predict_layers > 0, s, *rank, share) &&
+           (share->owner == *rank || !opened(b->c, share->owner));
 }
 
 static bl_status bind_all(binder *b, bl_error *err)
 {
     const bl_slots *slots = &b->out->slots;
+    size_t ranks = b->c->rank_count ? b->c->rank_count : 1;
     for (size_t i = 0; i < slots->count; i++) {
         const bl_slot *s = &slots->slots[i];
-        const bl_tensor *t = use(b, s->name);
-        uint64_t experts = 0;
-        if (!t && s->expert >= 0) {
-            char name[160];
-            bl_stacked_name(name, sizeof name, slots, s, false);
-            t = use(b, name);
-            experts = experts_of(b->c, s);
+        for (size_t k = 0; k < ranks; k++) {
+            int rank;
+            bl_share share;
+            if (!share_of(b, s, k, &rank, &share)) {
+                continue;
+            }
+            const bl_tensor *t = use(b, s->name, rank);
+            bool stacked = !t && s->expert >= 0;
+            if (stacked) {
+                char name[160];
+                bl_stacked_name(name, sizeof name, slots, s, false);
+                t = use(b, name, rank);
+            }
+            BL_TRY(t ? bind_slot(b, s, &share, rank, t, stacked, err) : lacking(b, s, rank, err));
         }
-        BL_TRY(t ? bind_slot(b, s, t, experts, err) : lacking(b, s, err));
     }
-    b->out->missing = slots->count - b->out->count;
+    b->out->missing = b->calls - b->out->count;
     return BL_OK;
+}
+
+/* Room for every weight that bind_all may add. */
+static bl_status make_room(binder *b, bl_arena *arena, bl_error *err)
+{
+    const bl_slots *slots = &b->out->slots;
+    for (size_t k = 0; k < (b->c->rank_count ? b->c->rank_count : 1); k++) {
+        for (size_t i = 0; i < slots->count; i++) {
+            int rank;
+            bl_share share;
+            b->calls += share_of(b, &slots->slots[i], k, &rank, &share);
+        }
+    }
+    b->out->weights = bl_arena_array(arena, b->calls, sizeof *b->out->weights);
+    return b->out->weights ? BL_OK : bl_fail(err, BL_E_NOMEM, b->c->path, NULL, -1, "out of memory");
 }
 
 static bl_status unused(binder *b, bl_error *err)
@@ -252,7 +365,11 @@ static bl_status unused(binder *b, bl_error *err)
             snprintf(text, sizeof text, "orphan scale: no fp8 or fp4 weight '%.*s.weight' goes with it",
                      (int)(n - tail < 300 ? n - tail : 300), t->name);
         } else {
-            snprintf(text, sizeof text, "unknown tensor: nothing in the config calls for it");
+            const bl_rank_manifest *r = b->layout->ranks > 1 ? bl_checkpoint_file(b->c, t)->rank : NULL;
+            size_t at = (size_t)snprintf(text, sizeof text, "unknown tensor: nothing in the config calls for it");
+            if (r) {
+                snprintf(text + at, sizeof text - at, " on rank %d", r->rank);
+            }
         }
         BL_TRY(problem(b, err, t, t->name, text));
     }
@@ -294,14 +411,23 @@ bl_status bl_bind(const bl_checkpoint *c, bl_arena *arena, bl_problem_fn on_prob
     if (out->missing) {
         return BL_OK;
     }
-    binder b = {.c = c, .out = out, .on_problem = on_problem, .arg = arg};
-    b.used = calloc(c->tensor_count + 1, sizeof *b.used);
-    out->weights = bl_arena_array(arena, out->slots.count, sizeof *out->weights);
-    if (!b.used || !out->weights) {
-        free(b.used);
-        return bl_fail(err, BL_E_NOMEM, c->path, NULL, -1, "out of memory");
+    binder b = {.c = c, .out = out, .layout = &bl_layout_single, .on_problem = on_problem, .arg = arg};
+    bl_status s;
+    if (c->rank_count) {
+        bl_error e;
+        bl_error_clear(&e);
+        b.layout = &c->manifest->layout;
+        s = bl_layout_check(&c->config, b.layout, &out->slots, c->path, &e);
+        if (s != BL_OK) {
+            out->missing = 1;
+            return bl_problem(on_problem, arg, err, c->path, "layout", "%s", e.message);
+        }
     }
-    bl_status s = bind_all(&b, err);
+    b.used = calloc(c->tensor_count + 1, sizeof *b.used);
+    s = b.used ? make_room(&b, arena, err) : bl_fail(err, BL_E_NOMEM, c->path, NULL, -1, "out of memory");
+    if (s == BL_OK) {
+        s = bind_all(&b, err);
+    }
     if (s == BL_OK) {
         s = unused(&b, err);
     }
@@ -339,81 +465,4 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
         BL_TRY(bl_problem(on_problem, arg, err, path, expert_key, "is fp4, but no expert is packed fp4"));
     }
     return BL_OK;
-}
-
-bl_rect bl_slot_rect(const bl_slot *s)
-{
-    return s->ndim == 1 ? (bl_rect){.rows = 1, .cols = s->shape[0]} : (bl_rect){.rows = s->shape[0], .cols = s->shape[1]};
-}
-
-uint64_t bl_weight_cols(const bl_weight *w)
-{
-    return w->part.cols;
-}
-
-uint64_t bl_weight_rows(const bl_weight *w)
-{
-    return w->part.rows;
-}
-
-uint64_t bl_weight_row_bytes(const bl_weight *w)
-{
-    return bl_weight_stored_bytes(w, bl_weight_cols(w));
-}
-
-void bl_weight_reform(bl_weight *w, bl_form form)
-{
-    bool scaled = form == BL_FORM_FP8 || form == BL_FORM_FP4 || form == BL_FORM_TABLE;
-    w->form = form;
-    w->block_rows = !scaled ? 0 : form == BL_FORM_FP8 ? BL_BLOCK : 1;
-    w->block_cols = scaled ? BL_BLOCK : 0;
-}
-
-uint64_t bl_weight_stored_bytes(const bl_weight *w, uint64_t n)
-{
-    switch (w->form) {
-    case BL_FORM_F32:
-        return 4 * n;
-    case BL_FORM_BF16:
-        return 2 * n;
-    case BL_FORM_FP4:
-        return n / 2;
-    case BL_FORM_OTHER:
-        return n * (bl_dtype_bits(w->tensor->dtype) / 8);
-    default:
-        return n;
-    }
-}
-
-bool bl_weight_f32_scaled(const bl_weight *w)
-{
-    return w->form == BL_FORM_FP8 && w->scale && w->scale->dtype == BL_DT_F32;
-}
-
-uint64_t bl_weight_scale_cols(const bl_weight *w)
-{
-    return blocks(bl_weight_cols(w), w->block_cols);
-}
-
-uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
-{
-    return bl_weight_scale_cols(w) * (bl_weight_f32_scaled(w) ? 4 : 1);
-}
-
-uint64_t bl_weight_scale_rows(const bl_weight *w)
-{
-    return blocks(bl_weight_rows(w), w->block_rows);
-}
-
-bl_value_class bl_weight_class(const bl_weight *w)
-{
-    if (w->form == BL_FORM_TABLE) {
-        return BL_VALUE_ROWS;
-    }
-    if (w->slot->ndim == 1 && w->slot->cut == BL_CUT_HEADS) {
-        return BL_VALUE_ELEMENTS;
-    }
-    bool bf16 = w->form == BL_FORM_BF16 || w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4;
-    bool matrix = w->slot->ndim == 2 && bf16 && w->slot->shape[1] <= BL_VALUE_MAX_COLS;
-    return matrix ? BL_VALUE_MATRIX : BL_VALUE_BYTES;
 }

@@ -17,6 +17,8 @@ typedef enum bl_form {
     BL_FORM_OTHER  /* integers: hash tables of earlier generations */
 } bl_form;
 
+#define BL_BLOCK 32 /* edge of a V4.1 block */
+
 /* A rectangle of a slot's decoded tensor, in elements. A vector is one row. */
 typedef struct bl_rect {
     uint64_t row, rows, col, cols;

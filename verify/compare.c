@@ -1,35 +1,60 @@
 #include "verify/compare.h"
 
+#include "verify/view.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+/* The weights of one slot: one, or the parts that ranks hold. */
+typedef struct whole {
+    const bl_weight *w; /* the first of count */
+    size_t count;
+} whole;
+
 static int by_name(const void *a, const void *b)
 {
-    const bl_weight *const *v = a, *const *w = b;
-    return strcmp((*v)->slot->name, (*w)->slot->name);
+    return strcmp(((const whole *)a)->w->slot->name, ((const whole *)b)->w->slot->name);
 }
 
-/* Pointers to the weights of a binding, sorted by name; NULL when out of memory. */
-static const bl_weight **sorted(const bl_binding *b)
+/* The slots of a binding, sorted by name; NULL when out of memory. */
+static whole *sorted(const bl_binding *b, size_t *count)
 {
-    const bl_weight **list = malloc((b->count + 1) * sizeof *list);
-    for (size_t i = 0; list && i < b->count; i++) {
-        list[i] = &b->weights[i];
+    whole *list = malloc((b->count + 1) * sizeof *list);
+    *count = 0;
+    for (size_t i = 0, n; list && i < b->count; i += n) {
+        n = bl_view_pieces(b, i);
+        list[(*count)++] = (whole){.w = &b->weights[i], .count = n};
     }
-    if (list) {
-        qsort(list, b->count, sizeof *list, by_name);
+    if (list && *count) {
+        qsort(list, *count, sizeof *list, by_name);
     }
     return list;
 }
 
-static bl_digest digest_of(const bl_scan *s, const bl_weight *w)
+/* The digest of a whole is the sum of its parts', each counted once. */
+static bl_digest digest_of(const bl_scan *s, const whole *v)
 {
-    return bl_sum_digest(s->sums[w - s->binding->weights]);
+    bl_sum sum = {0};
+    for (size_t i = 0; i < v->count; i++) {
+        if (!v->w[i].replica) {
+            bl_sum_add(&sum, s->sums[&v->w[i] - s->binding->weights]);
+        }
+    }
+    return bl_sum_digest(sum);
 }
 
-static bool is_broken(const bl_scan *s, const bl_weight *w)
+/* Is some part without a digest, or not there? Both have been said. */
+static bool is_broken(const bl_scan *s, const whole *v)
 {
-    return s->broken[w - s->binding->weights];
+    bl_rect all = bl_slot_rect(v->w->slot);
+    uint64_t missing = all.rows * all.cols;
+    for (size_t i = 0; i < v->count; i++) {
+        if (s->broken[&v->w[i] - s->binding->weights]) {
+            return true;
+        }
+        missing -= v->w[i].replica ? 0 : v->w[i].part.rows * v->w[i].part.cols;
+    }
+    return missing != 0;
 }
 
 /* Is it on record that the model of s was made without this slot? */
@@ -56,23 +81,24 @@ static void one_sided(bl_finder *f, const bl_scan *has, const bl_scan *lacks, co
 }
 
 /* Equal class, shape and digest? */
-static bool compare_pair(bl_finder *f, const bl_scan *a, const bl_weight *v, const bl_scan *b, const bl_weight *w)
+static bool compare_pair(bl_finder *f, const bl_scan *a, const whole *x, const bl_scan *b, const whole *y)
 {
-    const char *path = bl_checkpoint_file(a->c, v->tensor)->path;
-    int64_t begin = (int64_t)v->offset, end = (int64_t)(v->offset + v->nbytes);
-    bl_digest x = digest_of(a, v), y = digest_of(b, w);
-    if (is_broken(a, v) || is_broken(b, w)) {
+    const bl_weight *v = x->w, *w = y->w;
+    const char *path = x->count > 1 ? a->c->path : bl_checkpoint_file(a->c, v->tensor)->path;
+    int64_t begin = x->count > 1 ? -1 : (int64_t)v->offset, end = x->count > 1 ? -1 : (int64_t)(v->offset + v->nbytes);
+    if (is_broken(a, x) || is_broken(b, y)) {
         return false; /* said when it was read */
     }
+    bl_digest have = digest_of(a, x), other = digest_of(b, y);
     bool shape = v->slot->ndim == w->slot->ndim && !memcmp(v->slot->shape, w->slot->shape, v->slot->ndim * sizeof *v->slot->shape);
     if (!shape || bl_weight_class(v) != bl_weight_class(w)) {
         bl_find(f, -1, path, v->slot->name, begin, end, "its shape differs from that in %s", b->c->path);
         return false;
     }
-    if (!bl_digest_equal(&x, &y)) {
-        char have[33], other[33];
+    if (!bl_digest_equal(&have, &other)) {
+        char have_text[33], other_text[33];
         bl_find(f, -1, path, v->slot->name, begin, end, "its values differ from those in %s (value digest %s, there %s)", b->c->path,
-                bl_hex_encode(have, x.b, sizeof x.b), bl_hex_encode(other, y.b, sizeof y.b));
+                bl_hex_encode(have_text, have.b, sizeof have.b), bl_hex_encode(other_text, other.b, sizeof other.b));
         return false;
     }
     return true;
@@ -80,16 +106,16 @@ static bool compare_pair(bl_finder *f, const bl_scan *a, const bl_weight *v, con
 
 size_t bl_compare(bl_finder *f, const bl_scan *a, const bl_scan *b)
 {
-    const bl_weight **v = sorted(a->binding), **w = sorted(b->binding);
-    size_t i = 0, k = 0, equal = 0;
-    while (v && w && (i < a->binding->count || k < b->binding->count)) {
-        int order = i == a->binding->count ? 1 : k == b->binding->count ? -1 : strcmp(v[i]->slot->name, w[k]->slot->name);
+    size_t i = 0, k = 0, equal = 0, count_a = 0, count_b = 0;
+    whole *v = sorted(a->binding, &count_a), *w = sorted(b->binding, &count_b);
+    while (v && w && (i < count_a || k < count_b)) {
+        int order = i == count_a ? 1 : k == count_b ? -1 : by_name(&v[i], &w[k]);
         if (order < 0) {
-            one_sided(f, a, b, v[i++]);
+            one_sided(f, a, b, v[i++].w);
         } else if (order > 0) {
-            one_sided(f, b, a, w[k++]);
+            one_sided(f, b, a, w[k++].w);
         } else {
-            equal += compare_pair(f, a, v[i++], b, w[k++]);
+            equal += compare_pair(f, a, &v[i++], b, &w[k++]);
         }
     }
     if (!v || !w) {

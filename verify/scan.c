@@ -253,7 +253,7 @@ static bl_status add_records(scanner *x, bl_error *err)
         return nomem(err);
     }
     for (size_t i = 0; i < c->tensor_count; i++) {
-        x->records[i] = bl_rank_manifest_find(c->rank, c->tensors[i].name);
+        x->records[i] = bl_checkpoint_record(c, &c->tensors[i]);
         x->chunks[i] = bl_arena_array(x->arena, bl_chunk_count(c->tensors[i].nbytes), sizeof **x->chunks);
         if (!x->chunks[i]) {
             return nomem(err);
@@ -393,10 +393,10 @@ static void compare_chunks(scanner *x)
 static void compare_values(scanner *x)
 {
     const bl_scan *s = x->s;
-    for (size_t i = 0; s->c->rank && i < s->binding->count; i++) {
+    for (size_t i = 0; s->c->rank_count && i < s->binding->count; i++) {
         const bl_weight *w = &s->binding->weights[i];
-        const bl_manifest_tensor *m = bl_rank_manifest_find(s->c->rank, w->tensor->name);
-        size_t at = m && m->value_count > 1 ? (size_t)w->slot->expert : 0;
+        const bl_manifest_tensor *m = bl_checkpoint_record(s->c, w->tensor);
+        size_t at = m && m->tensor.ndim > w->slot->ndim ? (size_t)w->slot->expert - m->start[0] : 0;
         bl_digest have = bl_sum_digest(s->sums[i]);
         if (s->broken[i] || !m || at >= m->value_count || bl_digest_equal(&have, &m->values[at])) {
             continue;

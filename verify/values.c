@@ -107,7 +107,7 @@ static bl_status gather(bl_values *v, const bl_view *view, bool scale, uint64_t 
         uint64_t r1 = have.row + have.rows, c1 = have.col + have.cols;
         r1 = r1 < want.row + want.rows ? r1 : want.row + want.rows;
         c1 = c1 < want.col + want.cols ? c1 : want.col + want.cols;
-        if (p->replica || r0 >= r1 || c0 >= c1) {
+        if ((view->count > 1 && p->replica) || r0 >= r1 || c0 >= c1) {
             continue;
         }
         uint64_t from = (scale ? p->scale_offset : p->offset) + (r0 - have.row) * have.cols;

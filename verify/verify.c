@@ -53,14 +53,18 @@ static bool looks_like_one(const char *path)
 }
 
 /* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. */
-static bl_status open_side(side *s, const char *path, bl_finder *f, bl_error *err)
+static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_rank, bl_error *err)
 {
     struct stat st;
-    bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f, .any_generation = true};
+    bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f, .any_generation = true,
+                               .one_rank = one_rank, .rank = f->o->rank};
     bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), strict = !folder || !looks_like_one(path);
     f->level = 1;
     o.tolerate = !strict;
     BL_TRY(bl_checkpoint_open(&s->c, path, &o, err));
+    if (one_rank && s->c->kind != BL_SOURCE_PACKED) {
+        return bl_fail(err, BL_E_USAGE, s->c->path, NULL, -1, "has no ranks: it is no packed model");
+    }
     if (f->o->against && !s->c->has_config) {
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
@@ -74,6 +78,9 @@ static void check_manifest(side *s, bl_finder *f)
     for (size_t i = 0; m && i < m->file_count; i++) {
         const bl_manifest_file *file = &m->files[i];
         const char *path = file_in(s, file->name);
+        if (!bl_checkpoint_covers(s->c, file->name)) {
+            continue;
+        }
         struct stat st;
         if (stat(path, &st) != 0) {
             bl_find(f, 1, path, NULL, -1, -1, "is listed in manifest.json but is not there");
@@ -101,6 +108,42 @@ static bl_status check_scales(side *s, bl_finder *f, bl_error *err)
     return bl_scales_claim(s->c, &survey, bl_finder_problem, f, err);
 }
 
+static void check_copy(side *s, bl_finder *f, const bl_tensor *t, const bl_tensor *first)
+{
+    const bl_manifest_tensor *m = bl_checkpoint_record(s->c, t), *other = bl_checkpoint_record(s->c, first);
+    bool same = m->chunk_count == other->chunk_count && m->value_count == other->value_count;
+    for (size_t i = 0; same && i < m->chunk_count; i++) {
+        same = bl_digest_equal(&m->chunks[i], &other->chunks[i]);
+    }
+    for (size_t i = 0; same && i < m->value_count; i++) {
+        same = bl_digest_equal(&m->values[i], &other->values[i]);
+    }
+    if (!same) {
+        bl_find(f, 3, bl_checkpoint_file(s->c, t)->path, t->name, -1, -1, "differs from the copy in %s, by the digests in the manifests",
+                bl_checkpoint_file(s->c, first)->name);
+    }
+}
+
+/* What several ranks have must be the same: that the manifests say so is enough, the bytes are held against them. */
+static void check_replicas(side *s, bl_finder *f)
+{
+    for (size_t i = 0, first = 0; i < s->binding.count; i++) {
+        const bl_weight *w = &s->binding.weights[i];
+        first = w->slot == s->binding.weights[first].slot ? first : i;
+        if (!w->replica || (w->tensor->ndim > w->slot->ndim && w->offset != w->tensor->offset)) {
+            continue; /* a stacked tensor is compared with its first expert */
+        }
+        const bl_weight *v = &s->binding.weights[first];
+        while (memcmp(&v->part, &w->part, sizeof v->part) != 0) {
+            v++;
+        }
+        check_copy(s, f, w->tensor, v->tensor);
+        if (w->scale && v->scale) {
+            check_copy(s, f, w->scale, v->scale);
+        }
+    }
+}
+
 /* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
@@ -113,12 +156,13 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         if (full && level >= 2) {
             BL_TRY(bl_bind_forms(s->c, &s->binding, bl_finder_problem, f, err));
             BL_TRY(check_scales(s, f, err));
+            check_replicas(s, f);
         }
     }
     if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
         s->scan.witnesses = &s->witnesses;
-        s->scan.chunks = s->c->rank != NULL;
+        s->scan.chunks = s->c->rank_count > 0;
     }
     if (full && level >= 1 && s->c->kind != BL_SOURCE_FILE) {
         f->level = 1;
@@ -154,9 +198,9 @@ static bl_status verify(const char *path, bl_finder *f, side sides[2], bl_verify
 {
     const bl_verify_options *o = f->o;
     bool values = o->against != NULL;
-    BL_TRY(open_side(&sides[0], path, f, err));
+    BL_TRY(open_side(&sides[0], path, f, o->one_rank, err));
     if (values) { /* now: what cannot be compared with should not show after hours of reading */
-        BL_TRY(open_side(&sides[1], o->against, f, err));
+        BL_TRY(open_side(&sides[1], o->against, f, false, err));
     }
     BL_TRY(scan_side(&sides[0], f, true, values, err));
     fill_report(&sides[0], o->level, report);

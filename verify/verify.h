@@ -5,7 +5,7 @@
  *   2 semantic   tensors against the config, scale pairing and grids, no NaN code, no NaN scale, finite F32 and BF16,
  *                quantization_config exactly when there are quantised weights
  *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; in a packed model every
- *                8 MiB chunk of every tensor against the manifest
+ *                8 MiB chunk of every tensor against the manifest, and equal copies where several ranks hold the same
  *
  * Levels include the lower ones. Levels 2 and 3 read everything once; memory does not depend on sizes. */
 #ifndef BL_VERIFY_VERIFY_H
@@ -24,6 +24,8 @@ typedef struct bl_finding {
 
 typedef struct bl_verify_options {
     int level;           /* 0..3 */
+    bool one_rank;       /* packed models: what is on a node that holds one rank, and not all ranks */
+    int rank;            /* which */
     int jobs;            /* threads; <= 0 = chosen */
     unsigned cpu;        /* kernel capability mask */
     const char *against; /* another checkpoint to compare values with; NULL = none */

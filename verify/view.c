@@ -43,7 +43,7 @@ int64_t bl_view_place(const bl_view *v, bool scale, uint64_t offset, const bl_te
     for (size_t i = 0; i < v->count; i++) {
         const bl_weight *p = &v->pieces[i];
         bl_stored have = bl_weight_stored(p, scale);
-        if (!p->replica && holds(&have, row, col)) {
+        if (!(v->count > 1 && p->replica) && holds(&have, row, col)) {
             *t = scale ? p->scale : p->tensor;
             return (int64_t)((scale ? p->scale_offset : p->offset) + (row - have.row) * have.cols + (col - have.col));
         }
@@ -59,7 +59,8 @@ const bl_tensor *bl_view_plain(const bl_view *v, bool scale, uint64_t offset, ui
     for (size_t i = 0; i < v->count; i++) {
         const bl_weight *p = &v->pieces[i];
         bl_stored have = bl_weight_stored(p, scale);
-        if (!p->replica && want.col == have.col && want.cols == have.cols && first >= have.row && end <= have.row + have.rows) {
+        if (!(v->count > 1 && p->replica) && want.col == have.col && want.cols == have.cols && first >= have.row &&
+            end <= have.row + have.rows) {
             *place = (scale ? p->scale_offset : p->offset) + (first - have.row) * have.cols + offset % want.cols;
             return scale ? p->scale : p->tensor;
         }

@@ -11,7 +11,7 @@ typedef struct bl_stored {
 
 typedef struct bl_view {
     bl_weight w;             /* slot, form and part of the view; tensor and scale are the first piece's: their dtype counts */
-    const bl_weight *pieces; /* [count] of that slot, adjacent in a binding; together they hold the part */
+    const bl_weight *pieces; /* [count] of that slot, adjacent in a binding; together, replicas aside, they hold the part */
     size_t count;
 } bl_view;
 

@@ -135,6 +135,9 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
         if (!file) {
             return nomem(err);
         }
+        if (!bl_checkpoint_covers(g->c, g->lines[i].name)) {
+            continue;
+        }
         if (stat(file, &st) != 0 || !S_ISREG(st.st_mode)) {
             bl_find(g->f, 3, file, NULL, -1, -1, "is listed in " BL_SUMS_NAME " but is not there");
             continue;
@@ -226,6 +229,9 @@ static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
             continue;
         }
         bool there = stat(path, &st) == 0, packed = g->c->kind == BL_SOURCE_PACKED;
+        if (!bl_checkpoint_covers(g->c, name)) {
+            continue;
+        }
         if (packed && !*sub && there && S_ISDIR(st.st_mode) && !strncmp(name, "rank-", 5)) {
             s = walk(g, name, sums, err);
         } else if ((packed || (there && S_ISREG(st.st_mode))) && !listed(g, name)) {

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bl_rank_manifest r;
     bl_error err = {0};
     if (bl_manifest_parse((const char *)data, size, "input", &arena, &m, &err) == BL_OK) {
-        BL_MUST(m.ranks == m.pp * (m.tp > m.ep ? m.tp : m.ep));
+        BL_MUST(m.layout.ranks == m.layout.pp * (m.layout.tp > m.layout.ep ? m.layout.tp : m.layout.ep));
     } else {
         BL_MUST(err.code == BL_E_INPUT);
     }

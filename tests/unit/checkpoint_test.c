@@ -408,7 +408,7 @@ static const char *packed(const char *name)
     }
     bl_rank_manifest r = {.files = rank_files, .file_count = 2, .tensors = t, .tensor_count = 3};
     bl_manifest m = {
-        .writer = "test", .tp = 1, .ep = 1, .pp = 1, .ranks = 1, .files = files, .file_count = 2};
+        .writer = "test", .layout = {.tp = 1, .ep = 1, .pp = 1, .ranks = 1}, .files = files, .file_count = 2};
     expect_ok(bl_rank_manifest_write(&r, scratch_path("%s/rank-0000/manifest.json", name), &e), &e);
     expect_ok(bl_manifest_write(&m, scratch_path("%s/manifest.json", name), &e), &e);
     return scratch_path("%s", name);
@@ -425,12 +425,12 @@ static void test_packed(void **state)
     assert_int_equal(c->file_count, 2);
     assert_int_equal(c->tensor_count, 3);
     assert_non_null(c->manifest);
-    assert_int_equal(c->rank->tensor_count, 3);
+    assert_int_equal(c->ranks[0].tensor_count, 3);
     const bl_tensor *b = bl_checkpoint_find(c, "b");
     assert_string_equal(bl_checkpoint_file(c, b)->name, "rank-0000/linked.safetensors");
     assert_null(bl_checkpoint_find(c, "d"));
     bl_checkpoint_close(&c);
-    const bl_checkpoint_options other = {.rank = 1};
+    const bl_checkpoint_options other = {.one_rank = true, .rank = 1};
     expect_failure(bl_checkpoint_open(&c, path, &other, &e), &e, BL_E_USAGE, "no rank 1");
 }
 

@@ -18,16 +18,15 @@ static const bl_manifest_file files[] = {
     {.name = "config.json", .bytes = 7, .has_sha256 = true, .sha256 = {0xab, 1}},
     {.name = "rank-0000/layer-00.safetensors", .bytes = 101522000000},
 };
+static const int stage_layers[] = {21, 19};
 static const bl_manifest global = {.writer = "baleen 0.1.0",
                                    .source_tensors = 96085,
                                    .source_tensor_bytes = 510286023000,
                                    .source_config_sha256 = {1, 2, 3},
                                    .has_source_index_sha256 = true,
                                    .source_index_sha256 = {4},
-                                   .tp = 2,
-                                   .ep = 4,
-                                   .pp = 2,
-                                   .ranks = 8,
+                                   .layout = {.tp = 2, .ep = 4, .pp = 2, .ranks = 8, .stage_layers = stage_layers,
+                                              .vocab_rows = 129536, .engram_shared = true},
                                    .dropped = BL_DROP_DSPARK | BL_DROP_VISION,
                                    .engram = engram,
                                    .engram_count = 2,
@@ -35,8 +34,8 @@ static const bl_manifest global = {.writer = "baleen 0.1.0",
                                    .file_count = 2};
 
 static const bl_manifest_file rank_files[] = {
-    {.name = "layer-00.safetensors", .bytes = 40000000},
-    {.name = "model-00047.safetensors", .bytes = 5000, .linked = true}};
+    {.name = "layer-00.safetensors", .bytes = 40000000, .rank = 3},
+    {.name = "model-00047.safetensors", .bytes = 5000, .linked = true, .rank = 1}};
 static const uint64_t stacked[] = {2, 3000, 3000}, all_experts[] = {8, 3000, 3000}, start[] = {4, 0, 0},
                       decoded[] = {3000, 6000};
 static const uint64_t row[] = {9}, none[] = {0};
@@ -87,7 +86,9 @@ static void test_global_round_trip(void **state)
     assert_memory_equal(m.source_config_sha256, global.source_config_sha256, 32);
     assert_true(m.has_source_index_sha256);
     assert_memory_equal(m.source_index_sha256, global.source_index_sha256, 32);
-    assert_true(m.tp == 2 && m.ep == 4 && m.pp == 2 && m.ranks == 8 && m.dropped == global.dropped);
+    assert_true(m.layout.tp == 2 && m.layout.ep == 4 && m.layout.pp == 2 && m.layout.ranks == 8 && m.dropped == global.dropped);
+    assert_memory_equal(m.layout.stage_layers, stage_layers, sizeof stage_layers);
+    assert_true(m.layout.vocab_rows == 129536 && m.layout.engram_shared);
     assert_int_equal(m.engram_count, 2);
     assert_true(m.engram[0].layer == 1 && m.engram[0].rows == 434 && m.engram[0].multipliers[1] == INT64_MAX);
     assert_int_equal(m.file_count, 2);
@@ -144,7 +145,7 @@ static void test_writing_refuses_what_reading_would(void **state)
 {
     bl_error e = {0};
     bl_manifest m = global;
-    m.ranks = 7;
+    m.layout.ranks = 7;
     expect_failure(bl_manifest_write(&m, scratch_path("bad.json"), &e), &e, BL_E_INTERNAL,
                    "bad.json|does not add up");
     bl_manifest_tensor twice[] = {tensors[0], tensors[0]};
