@@ -231,6 +231,22 @@ static void make_id(api_call *call)
         memcpy(&call->params.sampling.seed, r, sizeof call->params.sampling.seed);
 }
 
+/* The prompt's text as the first of the output. */
+static bl_status echo(api_choice *c, const bl_ids *prompt, bl_error *err)
+{
+    bl_detok d = {0};
+    bl_text text = {0};
+    bl_status status = BL_OK;
+    for (size_t i = 0; status == BL_OK && i < prompt->count; i++)
+        status = bl_detok_push(&d, c->call->server->tokenizer, prompt->ids[i], &text.p, &text.n, &text.cap);
+    if (status == BL_OK)
+        status = bl_detok_finish(&d, &text.p, &text.n, &text.cap);
+    if (status == BL_OK && text.n)
+        add_piece(c, BL_EVENT_ANSWER, 0, text.p, text.n);
+    free(text.p);
+    return status == BL_OK ? BL_OK : bl_fail(err, status, NULL, "echo", -1, "no memory");
+}
+
 static bl_status make_choices(api_call *call, double arrived, bl_error *err)
 {
     const bl_server *s = call->server;
@@ -268,6 +284,8 @@ static bl_status make_choices(api_call *call, double arrived, bl_error *err)
                                      .event = on_event,
                                      .arg = c};
         BL_TRY(bl_parser_create(&c->parser, &o, err));
+        if (p->echo)
+            BL_TRY(echo(c, ids, err));
     }
     for (int i = 0; i < call->prompts.count; i++)
         call->prompt_tokens += (int64_t)call->prompts.ids[i].count;

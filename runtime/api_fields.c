@@ -82,6 +82,11 @@ static bl_status f_stream(reader *r)
     return read_flag(r, &r->p->stream);
 }
 
+static bl_status f_echo(reader *r)
+{
+    return read_flag(r, &r->p->echo);
+}
+
 static bl_status f_stream_options(reader *r)
 {
     static const char *const names[2] = {"include_usage", "continuous_usage_stats"};
@@ -385,6 +390,7 @@ static const struct {
     {"messages", API_CHAT, f_messages},
     {"prompt", API_TEXT, f_prompt},
     {"stream", BOTH, f_stream},
+    {"echo", API_TEXT, f_echo},
     {"stream_options", BOTH, f_stream_options},
     {"n", BOTH, f_n},
     {"max_tokens", BOTH, f_max_tokens},
@@ -418,7 +424,6 @@ static const struct {
     {"add_generation_prompt", API_CHAT, f_true_only},
     {"response_format", BOTH, f_response_format},
     {"best_of", API_TEXT, f_best_of},
-    {"echo", API_TEXT, f_false_only},
     {"suffix", API_TEXT, f_empty_only},
     {"modalities", API_CHAT, f_modalities},
     {"return_hidden_states", BOTH, f_false_only},
@@ -481,6 +486,8 @@ bl_status api_read_params(const bl_server *s, bl_json root, unsigned route, bl_a
         p->stop_ids[p->stop_id_count++] = eos;
     if (p->top_logprobs > 0 && !p->logprobs)
         return bl_fail(err, BL_E_INPUT, NULL, "top_logprobs", -1, "needs logprobs");
+    if (p->echo && p->logprobs)
+        return bl_fail(err, BL_E_INPUT, NULL, "echo", -1, "is not supported together with logprobs");
     if (route == API_TEXT && p->max_tokens == 0)
         p->max_tokens = 16;
     if (p->max_tokens > 0 && p->min_tokens > p->max_tokens)

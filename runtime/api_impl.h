@@ -64,6 +64,7 @@ typedef struct api_params {
     unsigned route; /* API_CHAT or API_TEXT */
     bl_json messages, prompt;
     bool stream, include_usage, continuous_usage;
+    bool echo; /* the text begins with the prompt's */
     int n;
     int64_t max_tokens; /* 0 = not said */
     bl_sampling sampling;

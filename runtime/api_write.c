@@ -101,6 +101,34 @@ static void put_chat_logprobs(bl_text *t, const api_choice *c)
     bl_text_puts(t, "]}");
 }
 
+/* {"text": logprob, ...}: texts that several tokens share (parts of characters) have the likeliest one's. */
+static void put_top(bl_text *t, const bl_tokenizer *tokenizer, const bl_output_token *o)
+{
+    size_t from[BL_MAX_TOP_LOGPROBS], length[BL_MAX_TOP_LOGPROBS];
+    int kept = 0;
+    bl_text_puts(t, "{");
+    for (int k = 0; k < o->top_count; k++) {
+        size_t begin = t->n;
+        bool again = false;
+        bl_text_puts(t, kept ? "," : "");
+        from[kept] = t->n;
+        put_token(t, tokenizer, o->top[k]);
+        if (t->failed)
+            return;
+        length[kept] = t->n - from[kept];
+        for (int i = 0; i < kept && !again; i++)
+            again = length[i] == length[kept] && memcmp(t->p + from[i], t->p + from[kept], length[i]) == 0;
+        if (again) {
+            t->n = begin;
+            continue;
+        }
+        kept++;
+        bl_text_puts(t, ":");
+        put_logprob(t, o->top_logprob[k]);
+    }
+    bl_text_puts(t, "}");
+}
+
 static void put_text_logprobs(bl_text *t, api_choice *c)
 {
     const bl_tokenizer *tokenizer = c->call->server->tokenizer;
@@ -127,14 +155,8 @@ static void put_text_logprobs(bl_text *t, api_choice *c)
     }
     bl_text_puts(t, "[");
     for (size_t i = 0; i < c->token_count; i++) {
-        bl_text_puts(t, i ? ",{" : "{");
-        for (int k = 0; k < c->tokens[i].top_count; k++) {
-            bl_text_puts(t, k ? "," : "");
-            put_token(t, tokenizer, c->tokens[i].top[k]);
-            bl_text_puts(t, ":");
-            put_logprob(t, c->tokens[i].top_logprob[k]);
-        }
-        bl_text_puts(t, "}");
+        bl_text_puts(t, i ? "," : "");
+        put_top(t, tokenizer, &c->tokens[i]);
     }
     bl_text_puts(t, "]}");
 }

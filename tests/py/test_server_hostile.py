@@ -82,7 +82,7 @@ BAD_FIELDS = [
 BAD_TEXT = [
     ("prompt", [5, {}, True, [], [[]], [[], []], "", ["a", ""], ["a", [1]], [1, "a"], [-1], [305], [1.5], [[1], [400]], [None], [{}], ["a"] * 129,
                 [3] * 4096, "ab" * 2500]),
-    ("echo", [True, 1]), ("suffix", ["x"]), ("best_of", [2, 0, "x"]), ("logprobs", [-1, 21, True, "3"]),
+    ("echo", [1, "true"]), ("suffix", ["x"]), ("best_of", [2, 0, "x"]), ("logprobs", [-1, 21, True, "3"]),
 ]
 BAD_CHAT = [
     ("messages", [5, {}, "hi", [], [5], [None], [[]]]),
@@ -105,6 +105,12 @@ def test_bad_text_fields(server, field, values):
 def test_bad_chat_fields(server, field, values):
     for v in values:
         refused(server, CHAT, {"messages": [U], **{field: v}})
+
+
+def test_fields_that_exclude_each_other(server):
+    refused(server, TEXT, {"prompt": "x", "echo": True, "logprobs": 0}, param="echo")
+    refused(server, TEXT, {"prompt": "x", "min_tokens": 17}, param="min_tokens")  # 16 are the default limit
+    refused(server, CHAT, {"messages": [U], "max_tokens": 5, "max_completion_tokens": 3, "min_tokens": 4}, param="min_tokens")
 
 
 def test_neutral_values_pass(server):

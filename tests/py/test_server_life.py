@@ -221,6 +221,34 @@ def test_bias_and_least_length():
         assert all(v >= -9999 for top in got["top_logprobs"] for v in top.values())  # what is masked has a number in JSON too
 
 
+def test_echo():
+    with Server("baleend_stub") as s:
+        for prompt in ("", "héllo 🌍 <bos>"):
+            prompt = "ab" + prompt
+            text = s.complete(prompt)["choices"][0]["text"]
+            for p in (prompt, s.post("/tokenize", {"prompt": prompt})["tokens"]):
+                assert s.complete(p, echo=True)["choices"][0]["text"] == prompt + text
+                assert joined(s.stream(TEXT, {"prompt": p, "temperature": 0, "echo": True}))[0] == prompt + text
+        got = s.post(TEXT, {"prompt": ["aa", "b"], "n": 2, "seed": 4, "echo": True, "stop": ["a", "b"]})["choices"]
+        assert [c["text"][:2] for c in got[:2]] == ["aa", "aa"] and got[2]["text"][0] == "b"  # what is echoed stops nothing
+
+
+def test_keys_of_top_logprobs_are_distinct():
+    """Half of the stub's tokens are parts of characters: one text, many tokens."""
+    with Server("baleend_stub") as s:
+        def pairs(items):
+            assert len({k for k, _ in items}) == len(items), items
+            return dict(items)
+
+        c = s.connect()
+        c.request("POST", TEXT, json.dumps({"prompt": "x", "max_tokens": 30, "logprobs": 20, "temperature": 0}), JSON)
+        got = json.loads(c.getresponse().read(), object_pairs_hook=pairs)["choices"][0]["logprobs"]
+        c.close()
+        assert any("\ufffd" in top for top in got["top_logprobs"])
+        for token, value, top in zip(got["tokens"], got["token_logprobs"], got["top_logprobs"]):
+            assert top[token] == value == max(top.values())
+
+
 def test_stop_strings():
     with Server("baleend_stub") as s:
         text = s.complete("stop", max_tokens=40)["choices"][0]["text"]
