@@ -102,6 +102,9 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
+    if (po.target == BL_TO_MERGED && j->source->kind != BL_SOURCE_PACKED) {
+        return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is no packed model: there is nothing to merge");
+    }
     BL_TRY(make_layout(j, err));
     BL_TRY(choose_layers(j, &po.layers, err));
     if (po.target == BL_TO_RELEASED && !j->source->config.earlier) {
@@ -197,6 +200,7 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->scales = j->scales;
     r->scales.first_rounded.weight = r->scales.first_bad.weight = NULL; /* gone with the job */
     r->ranks = j->plan.layout->ranks;
+    r->source_ranks = j->source->manifest ? j->source->manifest->layout.ranks : 0;
 }
 
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)

@@ -39,7 +39,7 @@ typedef struct bl_convert_report {
     size_t scales_saved;                   /* beside it, in one more file */
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
-    int ranks;
+    int ranks, source_ranks; /* 0: the source is no packed model */
     bl_encode_stats encoded[BL_ENCODE_CLASSES];
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */

@@ -39,6 +39,18 @@ static bl_status copy_file(bl_job *j, const char *name, bool *found, bl_error *e
     return s;
 }
 
+/* Is the original config that the source kept the config that it has? */
+static bool is_config(bl_job *j, const bl_config *c)
+{
+    const char *path = source_path(j, "config.source.json");
+    char *data = NULL;
+    size_t n = 0;
+    bool same = path && bl_file_slurp(path, BL_COMPANION_MAX, &data, &n, NULL) == BL_OK && n == c->text_bytes &&
+                memcmp(data, c->text, n) == 0;
+    free(data);
+    return same;
+}
+
 bl_status bl_job_extras(bl_job *j, bl_error *err)
 {
     const bl_config *c = &j->source->config;
@@ -58,6 +70,9 @@ bl_status bl_job_extras(bl_job *j, bl_error *err)
     for (size_t i = 0; i < BL_COMPANIONS; i++) {
         if (released && !strcmp(bl_companions[i], "config.source.json")) {
             continue; /* it is config.json now */
+        }
+        if (!strcmp(bl_companions[i], "config.source.json") && j->plan.target == BL_TO_MERGED && is_config(j, c)) {
+            continue; /* it came with packing */
         }
         BL_TRY(copy_file(j, bl_companions[i], &found, err));
         if (!found && !strcmp(bl_companions[i], "config.source.json")) {

@@ -12,7 +12,7 @@ bl_status bl_plan_nomem(const bl_planner *p, bl_error *err)
 
 const char *bl_action_name(bl_action a)
 {
-    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "split", "drop"};
+    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "split", "join", "drop"};
     return a < BL_ACTIONS ? names[a] : "none";
 }
 
@@ -79,6 +79,13 @@ static bl_status plan_released(bl_planner *p, bl_plan_source s, const bl_share *
     return form ? bl_plan_encoded(p, s, whole, form, err) : bl_plan_single(p, s, whole, false, err);
 }
 
+static bl_status plan_merged(bl_planner *p, bl_plan_source s, const bl_share *whole, bl_error *err)
+{
+    bl_action a = s.w->tensor->ndim > s.w->slot->ndim ? BL_ACT_UNSTACK : s.count > 1 ? BL_ACT_JOIN : BL_ACT_COPY;
+    act_all(p, s, a, a);
+    return bl_plan_single(p, s, whole, false, err);
+}
+
 static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err)
 {
     switch (p->o->target) {
@@ -86,6 +93,8 @@ static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *sh
         return plan_bf16(p, s, share, err);
     case BL_TO_RELEASED:
         return plan_released(p, s, share, err);
+    case BL_TO_MERGED:
+        return plan_merged(p, s, share, err);
     case BL_TO_PACKED:
         break;
     }

@@ -9,7 +9,8 @@
 typedef enum bl_target {
     BL_TO_BF16 = 1, /* HF checkpoint: fp8 and fp4 weights cast to BF16, Engram tables as they are */
     BL_TO_PACKED,   /* packed model: codes as they are, experts stacked, every rank its part */
-    BL_TO_RELEASED  /* HF checkpoint: BF16 weights encoded to fp8 and fp4 where the release has these, codes as they are */
+    BL_TO_RELEASED, /* HF checkpoint: BF16 weights encoded to fp8 and fp4 where the release has these, codes as they are */
+    BL_TO_MERGED    /* HF checkpoint: a packed model's tensors put together again, as they are */
 } bl_target;
 
 typedef struct bl_plan_options {
@@ -31,6 +32,7 @@ typedef enum bl_action {
     BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
     BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
     BL_ACT_SPLIT,   /* bytes as they are, cut into ranks' parts */
+    BL_ACT_JOIN,    /* ranks' parts put together, or one of their copies */
     BL_ACT_DROP,    /* left out on purpose */
     BL_ACTIONS
 } bl_action;

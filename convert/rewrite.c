@@ -250,7 +250,9 @@ bl_status bl_config_rewrite(const bl_config *c, const char *path, const bl_plan 
     if (!f) {
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
-    if (!flatten && !plan->dropped && !plan->present && quantisation_holds(c, plan)) {
+    if (plan->target == BL_TO_MERGED) {
+        fwrite(c->text, 1, c->text_bytes, f); /* its own way already */
+    } else if (!flatten && !plan->dropped && !plan->present && quantisation_holds(c, plan)) {
         fwrite(c->text, 1, c->text_bytes, f);
     } else {
         writer w = {.f = f, .c = c, .plan = plan, .flatten = flatten, .first = true, .indent = 2};

@@ -11,6 +11,8 @@
  *
  * Of V4.1 BL_TO_BF16 flattens: the keys of text_config (they win over equal ones) beside the top-level ones, model_type
  * "deepseek_v41", no quantization_config, and engram_quant = {"dtype", "scale_dtype", "block"}.
+ * BL_TO_MERGED keeps the text, byte for byte: packing has recorded there what was left out.
+ *
  * BL_TO_RELEASED keeps the source's nesting; quantization_config is there exactly when weights come out quantised, with expert_dtype
  * exactly when some come out in fp4.
  * Dropping the draft layers sets num_nextn_predict_layers 0, removes dspark_* and cuts compress_ratios to the backbone; dropping

@@ -13,6 +13,7 @@ static const struct {
     {"generate", cmd_generate, "continue a text, or answer a message"},
     {"inspect", cmd_inspect, "what a checkpoint, packed model, file or tokenizer holds"},
     {"logits", cmd_logits, "what the model says at every position of given token ids"},
+    {"merge", cmd_merge, "put a packed model's ranks together to one checkpoint"},
     {"synth", cmd_synth, "write a random checkpoint of any shape"},
     {"verify", cmd_verify, "prove a checkpoint or packed model, or compare two"},
     {NULL, NULL, NULL},

@@ -1,0 +1,75 @@
+/* baleen merge: the ranks of a packed model to one checkpoint. */
+#include "convert/convert.h"
+#include "tools/cli.h"
+#include "tools/receipt.h"
+
+static const char details[] =
+    "Every tensor comes back under its released name, byte for byte: parts are put together, experts unstacked, padding of the\n"
+    "vocabulary and of Engram tables left out. config.json is that of the packed model, which is that of its source unless\n"
+    "something was dropped. What several ranks hold is read from the first; 'baleen verify SRC' proves that they agree.\n"
+    "All ranks must be there. DST appears complete or not at all; it must not exist or be an empty folder.\n";
+
+static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+{
+    return receipt_print("baleen merge",
+                         json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
+                                   receipt_text(src), "destination", receipt_text(dst), "dry_run", o->dry_run, "ranks", r->source_ranks,
+                                   "source_tensors", (json_int_t)r->source_tensors, "tensors", (json_int_t)r->tensors, "tensor_bytes",
+                                   (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files, "file_bytes", (json_int_t)r->file_bytes,
+                                   "sha256", !o->no_sha256, "seconds", r->seconds));
+}
+
+static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+{
+    printf("%s%s: %zu tensors in %zu files, %.3f GB, from %zu tensors of %d %s", o->dry_run ? "would write " : "", dst, r->tensors,
+           r->files, (double)r->file_bytes * 1e-9, r->source_tensors, r->source_ranks, r->source_ranks == 1 ? "rank" : "ranks");
+    if (!o->dry_run) {
+        printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    }
+    printf("\n");
+}
+
+int cmd_merge(int argc, char **argv)
+{
+    const char *cpu = NULL, *args[2];
+    int64_t jobs = 0;
+    bool json = false;
+    int count;
+    bl_convert_options o = {.target = BL_TO_MERGED, .shard_size = 5000000000u, .cancelled = cli_interrupted};
+    const cli_option options[] = {{"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "most bytes of tensors in a file (default 5GB)"},
+                                  {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
+                                  {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
+                                  {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
+                                  {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
+                                  {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
+                                  {NULL, 0, NULL, NULL, NULL}};
+    const cli_command c = {"baleen merge", "SRC DST [options]", "Put the ranks of a packed model together to one checkpoint.",
+                           details, options, 2, 2};
+    int rc = cli_parse(&c, argc, argv, args, &count);
+    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
+        return rc;
+    }
+    if (jobs < 0 || jobs > 1024) {
+        return cli_usage_error(&c, "--jobs takes 1 to 1024");
+    }
+    if (o.shard_size == 0) {
+        return cli_usage_error(&c, "--shard-size must be above 0");
+    }
+    o.jobs = (int)jobs;
+    cli_catch_signals();
+    cli_progress *progress = cli_progress_begin("merging", json);
+    o.progress = cli_progress_update;
+    o.progress_arg = progress;
+    bl_convert_report report;
+    bl_error err;
+    bl_error_clear(&err);
+    bl_status s = bl_convert(args[0], args[1], &o, &report, &err);
+    cli_progress_end(&progress);
+    if (s == BL_OK && json) {
+        return print_json(args[0], args[1], &o, &report);
+    }
+    if (s == BL_OK) {
+        print_text(args[1], &o, &report);
+    }
+    return cli_report(c.program, s, &err);
+}
