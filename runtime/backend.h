@@ -38,6 +38,7 @@ typedef struct bl_pass {
     const int64_t *wanted; /* [wanted_count] tokens of the pass whose logits are wanted */
     int64_t wanted_count;
     float *logits; /* [wanted_count, vocab] */
+    bool plain;    /* nobody looks at what lies between the operations: no hooks, no other ranks */
 } bl_pass;
 
 typedef struct bl_backend bl_backend;
@@ -54,8 +55,9 @@ struct bl_backend {
      * need (a power of two). A copy is made only where the bytes cannot be used in place; the backend owns it. */
     bl_status (*import)(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err);
 
-    /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. */
-    bl_status (*begin)(bl_backend *b, const bl_pass *p, bl_error *err);
+    /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. recorded: the backend knows the
+     * operations from an earlier plain pass of the same shape and repeats them in end(); the caller leaves them out. */
+    bl_status (*begin)(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err);
     bl_status (*end)(bl_backend *b, bl_error *err);
 
     /* ---- the streams

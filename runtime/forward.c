@@ -101,8 +101,9 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
         BL_TRY(bl_cache_reserve(&spans[i].sequence->cache, spans[i].sequence->length + spans[i].count, err));
     progress at = {0, 0};
     while (at.span < count) {
-        const bl_pass p = next_pass(m, spans, count, &at, logits);
+        bl_pass p = next_pass(m, spans, count, &at, logits);
         if (p.tokens == 0) break;
+        p.plain = !hooks && m->shard.ranks == 1;
         BL_TRY(bl_run_pass(m, &p, hooks, err));
         if (p.wanted_count) logits += p.wanted_count * m->config.vocab_size;
     }

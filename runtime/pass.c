@@ -189,10 +189,13 @@ static void leave(run *r)
 bl_status bl_run_pass(bl_model *m, const bl_pass *p, const bl_hooks *hooks, bl_error *err)
 {
     run r = {.m = m, .b = m->backend, .p = p, .hooks = hooks, .pre = m->scratch.pre[0], .next_pre = m->scratch.pre[1]};
-    BL_TRY(m->backend->begin(m->backend, p, err));
-    enter(&r);
-    for (int i = 0; i < m->weights.layer_count; i++) layer(&r, &m->weights.layers[i]);
-    leave(&r);
+    bool recorded;
+    BL_TRY(m->backend->begin(m->backend, p, &recorded, err));
+    if (!recorded) {
+        enter(&r);
+        for (int i = 0; i < m->weights.layer_count; i++) layer(&r, &m->weights.layers[i]);
+        leave(&r);
+    }
     BL_TRY(m->backend->end(m->backend, err));
     return r.status == BL_OK ? BL_OK : bl_fail(err, r.status, NULL, NULL, -1, "out of memory for a parity hook");
 }

@@ -90,6 +90,8 @@ bl_status bench_sha256_ceiling(bench *b, bench_subject *s, bl_error *err);
 bl_status bench_fma_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* Dot products of bf16 pairs: vdpbf16ps where the level has it, otherwise the FMA peak, which is what bf16 costs without it. */
 bl_status bench_dot_ceiling(bench *b, bench_subject *s, bl_error *err);
+/* A copy within the memory of the current GPU; bytes read and written both count. */
+bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* A plain writer: one file of bytes in folder, large sequential writes from reused memory, fsync. direct: O_DIRECT where the
  * file system has it. */
 bl_status bench_disk_ceiling(bench *b, bench_subject *s, const char *folder, uint64_t bytes, bool direct, bl_error *err);

@@ -126,10 +126,11 @@ static void prefetch_tables(const bl_pass *p)
     }
 }
 
-static bl_status cpu_begin(bl_backend *b, const bl_pass *p, bl_error *err)
+static bl_status cpu_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err)
 {
     bl_cpu *c = cpu_of(b);
     int64_t longest = 0;
+    *recorded = false;
     for (int64_t i = 0; i < p->span_count; i++)
         if (p->spans[i].start + p->spans[i].count > longest) longest = p->spans[i].start + p->spans[i].count;
     if (c->config.kv_source_count) BL_TRY(bl_cpu_reserve_scores(c, longest, err));

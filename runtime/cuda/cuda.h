@@ -11,6 +11,8 @@
 
 enum { CUDA_STAGES = 2 };
 
+typedef struct cuda_graph cuda_graph;
+
 /* A slab that weights are laid out in. */
 typedef struct cuda_slab {
     struct cuda_slab *next;
@@ -47,6 +49,9 @@ typedef struct bl_cuda {
     bl_cuda_tables tables;
     const bl_pass *pass;
     int64_t longest; /* bound of the entries of a sequence, a power of two */
+    cuda_graph *graphs, *graph; /* all; the one being recorded or repeated */
+    int graph_count;
+    size_t graph_nodes; /* of the last one recorded */
     uint8_t *host_rows, *device_rows; /* gathered Engram rows of each table: [max_tokens * columns] codes, then scales */
     uint64_t rows_bytes;              /* of one table */
     float *host_logits, *device_logits; /* [wanted, vocab]; grown */
@@ -89,14 +94,21 @@ bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
 /* ---- pass.c */
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);
 void bl_cuda_pass_destroy(bl_cuda *c);
-bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bl_error *err);
+bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err);
 bl_status bl_cuda_end(bl_backend *b, bl_error *err);
-/* Start copying the rows of an Engram table that the pass needs to device_rows. */
+/* Gather the rows of an Engram table that the pass needs, in host_rows; a copy to device_rows follows. */
 void bl_cuda_gather(bl_cuda *c, const bl_layer *l);
+void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l);
 static inline uint64_t cuda_row_offset(const bl_cuda *c, const bl_layer *l)
 {
     return (uint64_t)l->engram_slot * c->rows_bytes;
 }
+
+/* ---- graph.c: whether the pass is recorded already (then end launches it), or is recorded now. */
+bl_status bl_cuda_graph_begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_error *err);
+bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err);
+/* Whenever a buffer that they know has moved. */
+void bl_cuda_forget_graphs(bl_cuda *c);
 
 /* ---- ops.c, sparse.c: the operations; arguments as in backend.h */
 void bl_cuda_set_operations(bl_backend *table);

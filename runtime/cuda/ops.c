@@ -132,6 +132,7 @@ static void engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint
     const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
     const uint8_t *codes = c->device_rows + cuda_row_offset(c, l);
     bl_cuda_gather(c, l);
+    bl_cuda_send_rows(c, l);
     bl_cuda_engram_rows(c->stream, e, codes, codes + count * width, count, width);
 }
 

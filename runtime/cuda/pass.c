@@ -30,6 +30,7 @@ static bl_status grow_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
         bl_cuda_release(&c->base, device);
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the page tables of a pass");
     }
+    bl_cuda_forget_graphs(c);
     bl_cuda_release(&c->base, c->device_tables);
     cudaFreeHost(c->host_tables);
     c->host_tables = host;
@@ -123,6 +124,7 @@ static bl_cuda_expert addresses(const bl_expert *e)
 static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
 {
     if (c->known == w) return BL_OK;
+    bl_cuda_forget_graphs(c);
     const size_t each = (size_t)c->shard.experts.count, n = (size_t)w->layer_count * each;
     bl_cuda_expert *table = malloc(n * sizeof *table);
     if (!table) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the table of experts");
@@ -163,10 +165,16 @@ void bl_cuda_gather(bl_cuda *c, const bl_layer *l)
 {
     const bl_pass *p = c->pass;
     const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
-    uint8_t *host = c->host_rows + cuda_row_offset(c, l), *device = c->device_rows + cuda_row_offset(c, l);
+    uint8_t *host = c->host_rows + cuda_row_offset(c, l);
     gather_job j = {&l->engram.table, p->engram_rows + l->engram_slot * p->engram_stride, host, host + count * width, count};
     bl_pool_run(count > GATHER_ROWS ? c->pool : NULL, (count + GATHER_ROWS - 1) / GATHER_ROWS, gather_part, &j);
-    cudaMemcpyAsync(device, host, (size_t)(count * (width + width / 32)), cudaMemcpyHostToDevice, c->stream);
+}
+
+void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l)
+{
+    const int64_t width = l->engram.table.cols, count = c->pass->tokens * c->pass->engram_columns;
+    cudaMemcpyAsync(c->device_rows + cuda_row_offset(c, l), c->host_rows + cuda_row_offset(c, l), (size_t)(count * (width + width / 32)),
+                    cudaMemcpyHostToDevice, c->stream);
 }
 
 /* ---- logits */
@@ -180,6 +188,7 @@ static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
         bl_cuda_release(&c->base, device);
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the logits of %lld tokens", (long long)rows);
     }
+    bl_cuda_forget_graphs(c);
     bl_cuda_release(&c->base, c->device_logits);
     cudaFreeHost(c->host_logits);
     c->device_logits = device;
@@ -205,7 +214,7 @@ static int64_t longest_of(const bl_pass *p)
     return n;
 }
 
-bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bl_error *err)
+bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err)
 {
     bl_cuda *c = cuda_of(b);
     BL_TRY(know_experts(c, p->weights, err));
@@ -213,7 +222,11 @@ bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bl_error *err)
     BL_TRY(send_tables(c, p, err));
     c->pass = p;
     c->longest = longest_of(p);
-    bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);
+    BL_TRY(bl_cuda_graph_begin(c, p, recorded, err));
+    if (!*recorded) bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);
+    else if (p->engram_rows)
+        for (int i = 0; i < p->weights->layer_count; i++)
+            if (p->weights->layers[i].engram_slot >= 0) bl_cuda_gather(c, &p->weights->layers[i]);
     return BL_OK;
 }
 
@@ -223,7 +236,9 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err)
     const bl_pass *p = c->pass;
     const size_t bytes = (size_t)p->wanted_count * (size_t)c->shard.vocab.count * sizeof(float);
     c->pass = NULL;
+    const bl_status recorded = bl_cuda_graph_end(c, err); /* also ends a recording that failed */
     BL_TRY(bl_cuda_check(cudaGetLastError(), "starting a pass", err));
+    BL_TRY(recorded);
     if (bytes) BL_TRY(bl_cuda_check(cudaMemcpyAsync(c->host_logits, c->device_logits, bytes, cudaMemcpyDeviceToHost, c->stream), "logits", err));
     BL_TRY(bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", err));
     deliver_logits(c, p);
@@ -247,6 +262,7 @@ bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)
 
 void bl_cuda_pass_destroy(bl_cuda *c)
 {
+    bl_cuda_forget_graphs(c);
     void *device[] = {c->device_tables, c->device_rows, c->device_logits, c->experts};
     void *host[] = {c->host_tables, c->host_rows, c->host_logits};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) bl_cuda_release(&c->base, device[i]);

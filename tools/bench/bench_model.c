@@ -6,9 +6,19 @@
 
 typedef struct step_run {
     slice *s;
-    int64_t tokens, length;
+    int64_t tokens, length, sequences;
     bool restart;
 } step_run;
+
+/* What is measured. */
+typedef struct plan {
+    const char *what, *roles;
+    bl_device device;
+    uint64_t expert_bytes;
+    int vocab;
+    int64_t tokens, length, sequences; /* tokens of each sequence */
+    bool decode;
+} plan;
 
 static bl_status run_step(void *arg, bl_error *err)
 {
@@ -20,43 +30,52 @@ static bl_status run_step(void *arg, bl_error *err)
 static void reset_step(void *arg)
 {
     const step_run *r = arg;
-    if (r->restart) (void)slice_start(r->s, r->length, NULL);
+    if (r->restart) (void)slice_start(r->s, r->length, r->sequences, NULL);
 }
 
 /* Which of the two arithmetic ceilings stands above the other depends on the CPU: prefill is held against the one whose
  * instructions its kernels are made of. */
-static bl_status measure(bench *b, slice *s, const char *what, int64_t tokens, int64_t length, bool bound_by_reading, bl_error *err)
+static bl_status ceilings(bench *b, const plan *p, bench_subject *set, int *n, int *bound, bl_error *err)
+{
+    *bound = -1;
+    if (p->device == BL_DEVICE_CUDA && !p->decode) return BL_OK; /* cuda_probe has the product's rate */
+    *bound = 0;
+    if (p->device == BL_DEVICE_CUDA) return bench_device_copy_ceiling(b, &set[(*n)++], err);
+    if (p->decode) return bench_read_ceiling(b, &set[(*n)++], err);
+    BL_TRY(bench_fma_ceiling(b, &set[(*n)++], err));
+    *bound = (b->cpu & BL_CPU_AVX512BF16) && bl_cpu_fast_dot();
+    return bench_dot_ceiling(b, &set[(*n)++], err);
+}
+
+static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
 {
     char title[200], name[60];
-    step_run r = {s, tokens, length, !bound_by_reading};
-    const slice_cost cost = slice_token_cost(s);
+    const int64_t all = p->tokens * p->sequences;
+    step_run r = {s, p->tokens, p->length, p->sequences, !p->decode};
+    const slice_cost cost = slice_step_cost(s, all);
     bench_subject set[3];
-    int n = 0, bound = 0;
-    snprintf(name, sizeof name, "%lld token%s, %d layers", (long long)tokens, tokens > 1 ? "s" : "", slice_layers(s));
-    snprintf(title, sizeof title, "%s at position %lld; 384 experts with %d sets of weights", what, (long long)length, slice_expert_sets(s));
-    BL_TRY(slice_start(s, length, err));
-    if (bound_by_reading) {
-        BL_TRY(bench_read_ceiling(b, &set[n++], err));
-    } else {
-        BL_TRY(bench_fma_ceiling(b, &set[n++], err));
-        BL_TRY(bench_dot_ceiling(b, &set[n++], err));
-        bound = (b->cpu & BL_CPU_AVX512BF16) && bl_cpu_fast_dot();
+    int n = 0, bound;
+    snprintf(name, sizeof name, "%lld token%s, %d layers", (long long)all, all > 1 ? "s" : "", slice_layers(s));
+    snprintf(title, sizeof title, "%s at position %lld; 384 experts with %d sets of weights", p->what, (long long)p->length,
+             slice_expert_sets(s));
+    BL_TRY(slice_start(s, p->length, p->sequences, err));
+    BL_TRY(ceilings(b, p, set, &n, &bound, err));
+    set[n] = (bench_subject){.name = name, .run = run_step, .reset = reset_step, .arg = &r, .work = (double)all, .unit = "token"};
+    if (bound >= 0) {
+        set[n].ceiling[0].subject = bound;
+        set[n].ceiling[0].work = 1e-9 * (p->decode ? cost.bytes : cost.flop);
+        set[n].ceilings = 1;
     }
-    set[n] = (bench_subject){.name = name, .run = run_step, .reset = reset_step, .arg = &r, .work = (double)tokens, .unit = "token"};
-    set[n].ceiling[0].subject = bound;
-    set[n].ceiling[0].work = bound_by_reading ? 1e-9 * cost.bytes : 1e-9 * cost.flop * (double)tokens;
-    set[n].ceilings = 1;
     return bench_run(b, title, set, n + 1, err);
 }
 
-static bl_status body(bench *b, const char *roles, uint64_t size, int vocab, const char *what, int64_t tokens, int64_t length,
-                      bool bound_by_reading, bl_error *err)
+static bl_status body(bench *b, const plan *p, bl_error *err)
 {
     int counts[2], n = bench_thread_counts(b, counts);
     slice *s;
     BL_TRY(bench_threads(b, counts[n - 1], err));
-    BL_TRY(slice_create(&s, b, roles, size, vocab, err));
-    bl_status status = measure(b, s, what, tokens, length, bound_by_reading, err);
+    BL_TRY(slice_create(&s, b, p->device, p->roles, p->expert_bytes, p->vocab, err));
+    bl_status status = measure(b, s, p, err);
     slice_destroy(&s);
     return status;
 }
@@ -64,14 +83,16 @@ static bl_status body(bench *b, const char *roles, uint64_t size, int vocab, con
 int bench_decode(int argc, char **argv)
 {
     bench b = {.rounds = 21};
-    uint64_t size = (uint64_t)3 << 30;
-    int64_t tokens = 1, length = 4096;
-    const char *args[8], *roles = "wepqsrf";
+    plan p = {.what = "decode", .roles = "wepqsrf", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 1, .length = 4096,
+              .sequences = 1, .decode = true};
+    const char *args[8], *device = NULL;
     int count;
     const cli_option own[] = {
-        {"experts", CLI_SIZE, &size, "SIZE", "memory of routed experts (default 3GiB)"},
-        {"length", CLI_INT, &length, "N", "tokens in the cache, 0 to 1000000 (default 4096)"},
-        {"roles", CLI_STRING, &roles, "LETTERS", "layers: w e p q s r f (default wepqsrf: one of each)"},
+        {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
+        {"length", CLI_INT, &p.length, "N", "tokens in the cache, 0 to 1000000 (default 4096)"},
+        {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f (default wepqsrf: one of each)"},
+        {"batch", CLI_INT, &p.sequences, "N", "sequences, 1 to 64, a token each (default 1)"},
+        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
         {NULL, 0, NULL, NULL, NULL},
     };
     cli_command c = {.program = "baleen bench decode", .usage = "[options]",
@@ -81,23 +102,26 @@ int bench_decode(int argc, char **argv)
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
     bl_error err = {0};
-    bl_status s = length < 0 || length > 1000000 ? bl_fail(&err, BL_E_USAGE, NULL, "--length", -1, "takes 0 to 1000000")
-                                                 : body(&b, roles, size, 4096, "decode", tokens, length, true, &err);
-    return bench_end(&b, s, &err);
+    bl_status s = BL_OK;
+    if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
+    else if (p.length < 0 || p.length > 1000000) s = bl_fail(&err, BL_E_USAGE, NULL, "--length", -1, "takes 0 to 1000000");
+    else if (p.sequences < 1 || p.sequences > SLICE_SEQUENCES)
+        s = bl_fail(&err, BL_E_USAGE, NULL, "--batch", -1, "takes 1 to %d", SLICE_SEQUENCES);
+    return bench_end(&b, s == BL_OK ? body(&b, &p, &err) : s, &err);
 }
 
 int bench_prefill(int argc, char **argv)
 {
     bench b = {.rounds = 3};
-    uint64_t size = (uint64_t)3 << 30;
-    int64_t tokens = 512, length = 0;
-    const char *args[8], *roles = "pq";
+    plan p = {.what = "prefill", .roles = "pq", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 512, .sequences = 1};
+    const char *args[8], *device = NULL;
     int count;
     const cli_option own[] = {
-        {"experts", CLI_SIZE, &size, "SIZE", "memory of routed experts (default 3GiB)"},
-        {"tokens", CLI_INT, &tokens, "N", "of the prompt, 1 to 512 (default 512)"},
-        {"length", CLI_INT, &length, "N", "tokens in the cache before, 0 to 1000000 (default 0)"},
-        {"roles", CLI_STRING, &roles, "LETTERS", "layers: w e p q s r f, see bench decode (default pq)"},
+        {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
+        {"tokens", CLI_INT, &p.tokens, "N", "of the prompt, 1 to 512 (default 512)"},
+        {"length", CLI_INT, &p.length, "N", "tokens in the cache before, 0 to 1000000 (default 0)"},
+        {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f, see bench decode (default pq)"},
+        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
         {NULL, 0, NULL, NULL, NULL},
     };
     cli_command c = {.program = "baleen bench prefill", .usage = "[options]",
@@ -106,8 +130,9 @@ int bench_prefill(int argc, char **argv)
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
     bl_error err = {0};
-    bl_status s = tokens < 1 || tokens > BL_PASS_TOKENS || length < 0 || length > 1000000
-                      ? bl_fail(&err, BL_E_USAGE, NULL, "--tokens", -1, "takes 1 to %d, --length 0 to 1000000", BL_PASS_TOKENS)
-                      : body(&b, roles, size, 4096, "prefill", tokens, length, false, &err);
-    return bench_end(&b, s, &err);
+    bl_status s = BL_OK;
+    if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
+    else if (p.tokens < 1 || p.tokens > BL_PASS_TOKENS || p.length < 0 || p.length > 1000000)
+        s = bl_fail(&err, BL_E_USAGE, NULL, "--tokens", -1, "takes 1 to %d, --length 0 to 1000000", BL_PASS_TOKENS);
+    return bench_end(&b, s == BL_OK ? body(&b, &p, &err) : s, &err);
 }

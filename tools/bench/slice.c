@@ -2,6 +2,7 @@
 
 #include "kernels/cast.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +12,13 @@ enum { MAX_ROLES = 64, CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_ROWS = 100
 
 struct slice {
     bl_model *model;
-    bl_sequence *sequence;
+    bl_sequence *sequences[SLICE_SEQUENCES];
+    int64_t count; /* of them */
     int32_t ids[BL_PASS_TOKENS];
     float *logits;
     int expert_sets;
     uint64_t state; /* of the random ids */
+    unsigned cpu;
 };
 
 /* ---- the config */
@@ -124,7 +127,7 @@ static int scale_byte(const bl_matrix *m)
     return exponent;
 }
 
-static bl_status make_view(bench *b, const bl_handle *h, uint8_t *pattern, int sets, bl_error *err)
+static bl_status make_view(slice *s, bench *b, const bl_handle *h, uint8_t *pattern, int sets, bl_error *err)
 {
     bl_matrix *m = h->view;
     const uint64_t codes = code_bytes(m), scales = scale_bytes(m, h->host);
@@ -137,10 +140,14 @@ static bl_status make_view(bench *b, const bl_handle *h, uint8_t *pattern, int s
         BL_TRY(bench_memory(b, (size_t)n * scales, &scale_memory, err));
         memset(scale_memory, scale_byte(m), (size_t)n * scales);
     }
+    const void *at = code_memory, *scale_at = scale_memory;
+    bl_backend *device = s->model->backend;
+    if (!h->host) BL_TRY(device->import(device, &at, code_memory, (uint64_t)n * codes, 1, err));
+    if (!h->host && scales) BL_TRY(device->import(device, &scale_at, scale_memory, (uint64_t)n * scales, 1, err));
     for (int i = 0; i < h->count; i++) {
         bl_matrix *view = (bl_matrix *)((char *)m + (size_t)i * h->view_step);
-        view->codes = (uint8_t *)code_memory + (uint64_t)(i % n) * codes;
-        view->scale = scale_memory ? (uint8_t *)scale_memory + (uint64_t)(i % n) * scales : NULL;
+        view->codes = (const uint8_t *)at + (uint64_t)(i % n) * codes;
+        view->scale = scales ? (const uint8_t *)scale_at + (uint64_t)(i % n) * scales : NULL;
     }
     return BL_OK;
 }
@@ -168,7 +175,7 @@ static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_erro
     const uint64_t one = code_bytes(&e->w1) * 3 + scale_bytes(&e->w1, false) * 3;
     s->expert_sets = expert_bytes / one < 8 ? 8 : expert_bytes / one > 384 ? 384 : (int)(expert_bytes / one);
     for (size_t i = 0; i < w->handle_count; i++)
-        if (!expert_of_later_layer(w, w->handles[i].view)) BL_TRY(make_view(b, &w->handles[i], pattern, s->expert_sets, err));
+        if (!expert_of_later_layer(w, w->handles[i].view)) BL_TRY(make_view(s, b, &w->handles[i], pattern, s->expert_sets, err));
     share_experts(w);
     for (int i = 0; i < w->layer_count; i++) {
         if (w->layers[i].engram_slot < 0) continue;
@@ -176,7 +183,9 @@ static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_erro
         const size_t n = (size_t)BL_HC_MULT * (size_t)s->model->config.hidden_size;
         BL_TRY(bench_memory(b, n * sizeof(float), &qk, err));
         for (size_t k = 0; k < n; k++) ((float *)qk)[k] = 1;
-        w->layers[i].engram.qk = qk;
+        const void *at;
+        BL_TRY(s->model->backend->import(s->model->backend, &at, qk, n * sizeof(float), sizeof(float), err));
+        w->layers[i].engram.qk = at;
     }
     return BL_OK;
 }
@@ -204,28 +213,29 @@ static bl_status make_engram(bl_model *m, bl_error *err)
     return BL_OK;
 }
 
-static bl_status create(slice *s, bench *b, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+static bl_status create(slice *s, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
 {
     s->model = calloc(1, sizeof *s->model);
+    s->cpu = b->cpu;
     if (!s->model) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     bl_model *m = s->model;
     BL_TRY(make_config(&m->config, roles, vocab, &m->weights.arena, err));
     m->shard = bl_shard_single(&m->config);
     BL_TRY(bl_weights_describe(&m->weights, &m->config, &m->shard, err));
+    const bl_model_options o = {.cpu = b->cpu, .threads = bl_pool_threads(b->pool), .device = device};
+    BL_TRY(bl_model_prepare(m, &o, err));
     BL_TRY(make_weights(s, b, expert_bytes, err));
     if (m->config.engram_count) BL_TRY(make_engram(m, err));
-    const bl_model_options o = {.cpu = b->cpu, .threads = bl_pool_threads(b->pool)};
-    BL_TRY(bl_model_prepare(m, &o, err));
-    s->logits = malloc((size_t)vocab * sizeof *s->logits);
+    s->logits = malloc(SLICE_SEQUENCES * (size_t)vocab * sizeof *s->logits);
     return s->logits ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-bl_status slice_create(slice **out, bench *b, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
 {
     slice *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    bl_status status = create(s, b, roles, expert_bytes, vocab, err);
+    bl_status status = create(s, b, device, roles, expert_bytes, vocab, err);
     if (status != BL_OK) slice_destroy(&s);
     *out = s;
     return status;
@@ -235,7 +245,7 @@ void slice_destroy(slice **slice_)
 {
     slice *s = *slice_;
     if (!s) return;
-    bl_sequence_destroy(&s->sequence);
+    for (int64_t i = 0; i < s->count; i++) bl_sequence_destroy(&s->sequences[i]);
     bl_model_close(&s->model);
     free(s->logits);
     free(s);
@@ -244,48 +254,88 @@ void slice_destroy(slice **slice_)
 
 /* ---- sequences */
 
-/* The same row everywhere: what it holds makes no difference to the time. */
-static void fill_cache(slice *s, int64_t length)
-{
-    const bl_config *c = &s->model->config;
+/* Rows on their way to the backend's memory. */
+typedef struct rows {
     bl_op_kernels ops;
     uint16_t x[4096];
-    uint8_t row[8192];
-    bl_op_init(&ops, 0);
-    for (int i = 0; i < 4096; i++) x[i] = bl_f32_to_bf16((float)((i * 37) % 64 - 32) / 32);
-    ops.pack_window(row, x, c->head_dim);
+    uint8_t memory[512 * 1024];
+} rows;
+
+static void fill_windows(slice *s, const bl_cache *cache, rows *r)
+{
+    const bl_config *c = &s->model->config;
+    const size_t bytes = bl_window_row_bytes(c->head_dim), n = (size_t)bl_ring_rows(c);
+    r->ops.pack_window(r->memory, r->x, c->head_dim);
+    for (size_t i = 1; i < n; i++) memcpy(r->memory + i * bytes, r->memory, bytes);
     for (int l = 0; l < s->model->weights.layer_count; l++)
-        for (int64_t p = 0; p < bl_ring_rows(c); p++)
-            memcpy(bl_cache_window(&s->sequence->cache, l, p), row, bl_window_row_bytes(c->head_dim));
-    for (int k = 0; k < c->kv_source_count; k++)
-        for (int64_t e = 0; e < length / c->compress_ratios[c->kv_source_layer_ids[k]]; e++) {
-            x[e % 4096] ^= 0x8000; /* so that scores differ */
-            ops.pack_latent(bl_cache_latent(&s->sequence->cache, k, e), x, c->head_dim);
-            ops.pack_index(bl_cache_key(&s->sequence->cache, k, e), x, c->index_head_dim);
-        }
-    memset(s->sequence->cache.open, 0, (size_t)c->kv_source_count * 2 * (size_t)c->head_dim * sizeof(float));
+        s->model->backend->upload(s->model->backend, bl_cache_window(cache, l, 0), r->memory, n * bytes);
 }
 
-bl_status slice_start(slice *s, int64_t length, bl_error *err)
+static void fill_pages(slice *s, const bl_cache *cache, int source, int64_t entries, rows *r)
 {
-    bl_sequence_destroy(&s->sequence);
-    BL_TRY(bl_sequence_create(&s->sequence, s->model, err));
-    BL_TRY(bl_cache_reserve(&s->sequence->cache, length, err));
-    fill_cache(s, length);
-    s->sequence->length = length;
+    const bl_config *c = &s->model->config;
+    const size_t latent = bl_latent_row_bytes(c->head_dim), key = bl_index_row_bytes(c->index_head_dim);
+    for (int64_t e = 0; e < entries; e += BL_PAGE_ENTRIES) {
+        for (int64_t i = 0; i < BL_PAGE_ENTRIES; i++) {
+            r->x[(e + i) % 4096] ^= 0x8000; /* so that scores differ */
+            r->ops.pack_latent(r->memory + (size_t)i * latent, r->x, c->head_dim);
+            r->ops.pack_index(r->memory + BL_PAGE_ENTRIES * latent + (size_t)i * key, r->x, c->index_head_dim);
+        }
+        bl_backend *b = s->model->backend;
+        b->upload(b, bl_cache_latent(cache, source, e), r->memory, BL_PAGE_ENTRIES * latent);
+        b->upload(b, bl_cache_key(cache, source, e), r->memory + BL_PAGE_ENTRIES * latent, BL_PAGE_ENTRIES * key);
+    }
+}
+
+/* Made-up rows: what they hold makes no difference to the time. */
+static void fill_cache(slice *s, const bl_cache *cache, int64_t length)
+{
+    static rows r;
+    static const float zeros[2 * 4096];
+    const bl_config *c = &s->model->config;
+    bl_op_init(&r.ops, s->cpu);
+    for (int i = 0; i < 4096; i++) r.x[i] = bl_f32_to_bf16((float)((i * 37) % 64 - 32) / 32);
+    fill_windows(s, cache, &r);
+    for (int k = 0; k < c->kv_source_count; k++) {
+        fill_pages(s, cache, k, length / c->compress_ratios[c->kv_source_layer_ids[k]], &r);
+        s->model->backend->upload(s->model->backend, cache->open + (int64_t)k * 2 * c->head_dim, zeros, 2 * (size_t)c->head_dim * sizeof(float));
+    }
+}
+
+bl_status slice_start(slice *s, int64_t length, int64_t sequences, bl_error *err)
+{
+    for (int64_t i = 0; i < s->count; i++) bl_sequence_destroy(&s->sequences[i]);
+    for (s->count = 0; s->count < sequences; s->count++) {
+        bl_sequence *q;
+        BL_TRY(bl_sequence_create(&q, s->model, err));
+        s->sequences[s->count] = q;
+        q->length = length;
+        const bl_status status = bl_cache_reserve(&q->cache, length + BL_PAGE_ENTRIES, err);
+        if (status != BL_OK) bl_sequence_destroy(&q);
+        BL_TRY(status);
+        fill_cache(s, &q->cache, length);
+    }
     return BL_OK;
 }
 
 bl_status slice_run(slice *s, int64_t n, bl_error *err)
 {
-    for (int64_t i = 0; i < n; i++) s->ids[i] = (int32_t)(next_random(&s->state) % (uint64_t)s->model->config.vocab_size);
-    const bl_span span = {.sequence = s->sequence, .ids = s->ids, .count = n, .logits_from = n - 1};
-    return bl_forward(s->model, &span, 1, s->logits, NULL, err);
+    bl_span spans[SLICE_SEQUENCES];
+    for (int64_t i = 0; i < n * s->count; i++) s->ids[i] = (int32_t)(next_random(&s->state) % (uint64_t)s->model->config.vocab_size);
+    for (int64_t i = 0; i < s->count; i++)
+        spans[i] = (bl_span){.sequence = s->sequences[i], .ids = s->ids + i * n, .count = n, .logits_from = n - 1};
+    return bl_forward(s->model, spans, s->count, s->logits, NULL, err);
 }
 
 /* ---- costs */
 
-slice_cost slice_token_cost(const slice *s)
+/* Experts that so many choices of k out of E touch, on average. */
+static double touched(double E, double k, int64_t tokens)
+{
+    return E * (1 - pow(1 - k / E, (double)tokens));
+}
+
+slice_cost slice_step_cost(const slice *s, int64_t tokens)
 {
     const bl_weights *w = &s->model->weights;
     slice_cost cost = {0};
@@ -293,9 +343,10 @@ slice_cost slice_token_cost(const slice *s)
         const bl_handle *h = &w->handles[i];
         const bl_matrix *m = h->view;
         if (h->host || m == &w->embed) continue;
-        const double times = h->count > 1 ? s->model->config.num_experts_per_tok : 1;
-        cost.bytes += times * (double)(code_bytes(m) + scale_bytes(m, false));
-        if (m->rows > 1) cost.flop += times * 2 * (double)m->rows * (double)m->cols;
+        const int k = s->model->config.num_experts_per_tok;
+        const double reads = h->count > 1 ? touched(h->count, k, tokens) : 1, times = h->count > 1 ? k : 1;
+        cost.bytes += reads * (double)(code_bytes(m) + scale_bytes(m, false));
+        if (m->rows > 1) cost.flop += (double)tokens * times * 2 * (double)m->rows * (double)m->cols;
     }
     return cost;
 }

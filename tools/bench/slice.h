@@ -7,7 +7,10 @@
 
 typedef struct slice slice;
 
-/* What a token costs: the least that must be read, and multiply-adds of weights (two FLOP each). Attention is not counted. */
+enum { SLICE_SEQUENCES = 64 };
+
+/* What a step of some tokens costs: the least that must be read (each weight once, of the experts as many as the tokens choose on
+ * average), and multiply-adds of weights (two FLOP each). Attention is not counted. */
 typedef struct slice_cost {
     double bytes, flop;
 } slice_cost;
@@ -15,15 +18,15 @@ typedef struct slice_cost {
 /* roles: a letter a layer: w window only, e the same with Engram, p source of pairs, q its reader, s source of single tokens and
  * candidates, r its reader, f filtered index source. expert_bytes bounds the memory of routed experts: those of all layers share
  * it, so that an expert's weights still come from memory when it is chosen. vocab: rows of embedding and head. */
-bl_status slice_create(slice **out, bench *b, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err);
+bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err);
 void slice_destroy(slice **s);
 
-/* Start over with a sequence whose caches hold `length` made-up tokens. */
-bl_status slice_start(slice *s, int64_t length, bl_error *err);
-/* Append n tokens; logits of the last one. */
+/* Start over with sequences (at most SLICE_SEQUENCES) whose caches hold `length` made-up tokens each. */
+bl_status slice_start(slice *s, int64_t length, int64_t sequences, bl_error *err);
+/* Append n tokens to each (at most BL_PASS_TOKENS in all); logits of their last ones. */
 bl_status slice_run(slice *s, int64_t n, bl_error *err);
 
-slice_cost slice_token_cost(const slice *s);
+slice_cost slice_step_cost(const slice *s, int64_t tokens);
 int slice_layers(const slice *s);
 /* Sets of expert weights in memory, of the config's number of experts. */
 int slice_expert_sets(const slice *s);

@@ -1,0 +1,32 @@
+#include "tools/bench.h"
+
+#include <cuda_runtime_api.h>
+
+typedef struct copy {
+    void *from, *to;
+} copy;
+
+#define COPY_BYTES ((size_t)2 << 30)
+
+static bl_status failed(cudaError_t e, bl_error *err)
+{
+    return e == cudaSuccess ? BL_OK : bl_fail(err, BL_E_IO, NULL, NULL, -1, "CUDA: %s", cudaGetErrorString(e));
+}
+
+static bl_status run_copy(void *arg, bl_error *err)
+{
+    const copy *c = arg;
+    BL_TRY(failed(cudaMemcpyAsync(c->to, c->from, COPY_BYTES, cudaMemcpyDeviceToDevice, 0), err));
+    return failed(cudaStreamSynchronize(0), err);
+}
+
+bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err)
+{
+    copy *c = bench_record(b, sizeof *c);
+    if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(failed(cudaMalloc(&c->from, COPY_BYTES), err)); /* until the end of the program */
+    BL_TRY(failed(cudaMalloc(&c->to, COPY_BYTES), err));
+    BL_TRY(failed(cudaMemset(c->from, 0x5a, COPY_BYTES), err));
+    *s = (bench_subject){.name = "copy on the device", .run = run_copy, .arg = c, .work = 2e-9 * (double)COPY_BYTES, .unit = "GB"};
+    return BL_OK;
+}

@@ -1,0 +1,8 @@
+#include "tools/bench.h"
+
+bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err)
+{
+    (void)b;
+    (void)s;
+    return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "this build has no CUDA backend");
+}
