@@ -3,6 +3,7 @@
 #include "convert/job.h"
 #include "verify/companions.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,10 +122,32 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
     return po.target == BL_TO_RELEASED ? open_hints(j, report, err) : BL_OK;
 }
 
+/* Bytes of files below the folder, one level of sub-folders, as allocated. */
+static uint64_t bytes_below(const char *folder, int levels)
+{
+    DIR *d = opendir(folder);
+    uint64_t sum = 0;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[4096];
+        struct stat st;
+        int n = snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || n < 0 || (size_t)n >= sizeof path || lstat(path, &st) != 0) {
+            continue;
+        }
+        sum += S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : S_ISDIR(st.st_mode) && levels > 0 ? bytes_below(path, levels - 1) : 0;
+    }
+    if (d) {
+        closedir(d);
+    }
+    return sum;
+}
+
+/* What an earlier run left is overwritten, removed or kept: its room counts as free. */
 static bl_status check_space(const bl_job *j, const char *dst, bl_error *err)
 {
-    uint64_t have, need = j->plan.file_bytes + SMALL_FILES;
+    uint64_t have, need = j->plan.file_bytes + SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
     BL_TRY(bl_free_space(dst, &have, err));
+    have += left;
     if (have < need) {
         return bl_fail(err, BL_E_IO, dst, NULL, -1, "needs %llu bytes, %llu are free", (unsigned long long)need,
                        (unsigned long long)have);
@@ -137,7 +160,7 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
     for (int rank = 0; j->plan.target == BL_TO_PACKED && rank < j->plan.layout->ranks; rank++) {
         char name[16];
         const char *folder = bl_job_path(j, bl_rank_folder(name, rank));
-        if (!folder || mkdir(folder, 0777) != 0) {
+        if (!folder || (mkdir(folder, 0777) != 0 && errno != EEXIST)) {
             return bl_fail_errno(err, errno, 0, folder ? folder : j->folder, "cannot create the folder");
         }
     }
@@ -158,9 +181,15 @@ static bl_status open_encoder(bl_job *j, bl_error *err)
     return BL_OK;
 }
 
-static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
+static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
 {
-    BL_TRY(bl_folder_begin(dst, &j->folder, err));
+    BL_TRY(bl_job_journal(j, err));
+    if (bl_folder_committed(j->out)) {
+        j->kept_files = j->plan.file_count;
+        j->kept_bytes = j->plan.file_bytes;
+        return BL_OK;
+    }
+    BL_TRY(check_space(j, dst, err));
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
                                    j->plan.target == BL_TO_PACKED && !j->o->no_digests, j->o->cpu, &j->arena, err);
     if (s == BL_OK && j->plan.action_count[BL_ACT_ENCODE]) {
@@ -176,12 +205,25 @@ static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *rep
     if (s == BL_OK && j->o->cancelled && j->o->cancelled()) {
         s = bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
     }
-    if (s == BL_OK) {
-        s = bl_folder_commit(&j->folder, dst, err);
+    return s;
+}
+
+static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
+{
+    BL_TRY(bl_folder_begin(&j->out, dst, j->o->resume, err));
+    j->folder = bl_folder_files(j->out);
+    if (bl_folder_left_over(j->out) && !j->o->resume && j->o->note) {
+        j->o->note("an earlier run left an unfinished folder: begun anew (--resume goes on from it)");
     }
-    if (s != BL_OK && j->folder) {
-        bl_folder_abort(&j->folder);
+    bl_status s = make_files(j, dst, report, err);
+    if (s == BL_OK && !bl_folder_committed(j->out)) {
+        s = bl_folder_commit(&j->out, err);
     }
+    if (s == BL_E_CANCELLED && j->o->resume) {
+        bl_error_clear(err);
+        bl_fail(err, s, bl_folder_partial(j->out), NULL, -1, "interrupted: --resume goes on from what is done");
+    }
+    bl_folder_abort(&j->out, s != BL_OK && j->o->resume);
     return s;
 }
 
@@ -214,15 +256,14 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {
         fill_report(&j, report);
-        s = bl_folder_check(dst, err);
+        s = o->dry_run ? bl_folder_check(dst, err) : write_folder(&j, dst, report, err);
     }
-    if (s == BL_OK) {
+    if (s == BL_OK && o->dry_run) {
         s = check_space(&j, dst, err);
     }
-    if (s == BL_OK && !o->dry_run) {
-        s = write_folder(&j, dst, report, err);
-    }
     bl_hints_close(&j.hints);
+    report->kept_files = j.kept_files;
+    report->kept_bytes = j.kept_bytes;
     pthread_mutex_destroy(&j.lock);
     free(j.sums);
     bl_checkpoint_close(&j.source);

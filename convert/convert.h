@@ -26,11 +26,13 @@ typedef struct bl_convert_options {
     bool no_sha256;    /* leave SHA-256 of the payload files out; small files keep theirs */
     bool no_digests;   /* BL_TO_PACKED, for measuring only: leave chunk and value digests zero */
     bool dry_run;      /* plan and check the free space, write nothing */
+    bool resume;       /* go on from what an earlier run left, and leave what is done when this one fails */
     /* Hash multipliers of an Engram layer for manifest.json (bl_engram_multipliers). NULL: the list stays empty. */
     void (*engram_multipliers)(int64_t *out, int n, int layer, int classes);
     bool (*cancelled)(void); /* polled; may be NULL */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* bytes written; any thread; may be NULL */
     void *progress_arg;
+    void (*note)(const char *text); /* one sentence for the user at the start, about what an earlier run left; may be NULL */
 } bl_convert_options;
 
 typedef struct bl_convert_report {
@@ -40,16 +42,23 @@ typedef struct bl_convert_report {
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
     int ranks, source_ranks; /* 0: the source is no packed model */
-    bl_encode_stats encoded[BL_ENCODE_CLASSES];
+    bl_encode_stats encoded[BL_ENCODE_CLASSES]; /* of the files that this run made */
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */
     bl_generation generation;
     bl_scale_survey scales; /* a cast is exact when none is rounded */
+    size_t kept_files; /* finished by an earlier run and proven by this one */
+    uint64_t kept_bytes;
     double seconds;
 } bl_convert_report;
 
 /* Convert the checkpoint at src into the folder dst, which must not exist or be empty. Free space is checked first; peak memory
- * does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there. */
+ * does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there.
+ *
+ * Until it is complete dst is made in "<dst>.partial" (formats/output.h). That is removed on failure, unless resume is set, and
+ * stays when the process dies. Without resume a later run begins anew; with it, files that the journal there calls finished and
+ * whose digest is still the one noted are kept, the rest is made, and the result has the bytes of an undisturbed run. Another
+ * source (files, sizes, times, headers) or other options, and a dst that another process is making, are BL_E_USAGE. */
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err);
 
 #endif

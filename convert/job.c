@@ -54,35 +54,23 @@ bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_
 
 /* ---- streaming the payload */
 
-static bl_status open_file(bl_job *j, size_t file, bl_error *err)
+bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err)
 {
     bl_job_file *f = &j->files[file];
-    const bl_plan_file *pf = &j->plan.files[file];
-    bl_status s = BL_OK;
-    pthread_mutex_lock(&j->lock);
-    if (!f->writer) {
-        const char *path = bl_job_path(j, pf->name);
-        s = path ? bl_writer_open(&f->writer, path, pf->file_bytes, err) : nomem(err);
-        if (s == BL_OK && !j->o->no_sha256) {
-            s = bl_sha256_create(&f->hash, err);
-        }
-        if (s == BL_OK && j->chunks) {
-            s = bl_chunker_create(&f->chunker, err);
-        }
+    if (!j->o->no_sha256) {
+        BL_TRY(bl_sha256_create(&f->hash, err));
+    } else {
+        f->whole_chunks = bl_arena_array(&j->arena, bl_chunk_count(j->plan.files[file].file_bytes), sizeof *f->whole_chunks);
+        BL_TRY(f->whole_chunks ? bl_chunker_create(&f->whole, err) : nomem(err));
     }
-    pthread_mutex_unlock(&j->lock);
-    return s;
+    return j->chunks ? bl_chunker_create(&f->chunker, err) : BL_OK;
 }
 
-static bl_status work(void *arg, const bl_tile *t, bl_error *err)
+static void hash_close(bl_job_file *f)
 {
-    bl_job *j = arg;
-    BL_TRY(open_file(j, t->lane, err));
-    BL_TRY(bl_produce(&j->producer, t, err));
-    if (bl_produce_waits(&j->producer, t)) {
-        return BL_OK; /* written in order */
-    }
-    return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+    bl_chunker_destroy(&f->chunker);
+    bl_chunker_destroy(&f->whole);
+    bl_sha256_destroy(&f->hash);
 }
 
 /* Bytes that one hash leaves in the second-level cache for the next. */
@@ -107,28 +95,134 @@ static void hash_segment(bl_job *j, size_t lane, const bl_segment *g, const uint
     }
 }
 
-static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
+bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err)
 {
-    bl_job *j = arg;
     bl_job_file *f = &j->files[t->lane];
-    if (bl_produce_waits(&j->producer, t)) {
-        BL_TRY(bl_produce_late(&j->producer, t, err));
-        BL_TRY(bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err));
-    }
+    uint64_t bytes = j->plan.files[t->lane].file_bytes;
     const uint8_t *data = t->data;
     for (size_t i = 0; i < t->segment_count; i++) {
         hash_segment(j, t->lane, &t->segments[i], data);
         data += t->segments[i].nbytes;
     }
+    if (f->whole) {
+        bl_chunker_update(f->whole, t->data, t->offset, t->nbytes, bytes, f->whole_chunks);
+    }
     if (!t->last) {
         return BL_OK;
     }
+    bl_status s = BL_OK;
     if (f->hash) {
-        BL_TRY(bl_sha256_final(f->hash, f->sha256, err));
-        bl_sha256_destroy(&f->hash);
+        s = bl_sha256_final(f->hash, f->digest, err);
+    } else {
+        bl_digest d = bl_digest_bytes(f->whole_chunks, bl_chunk_count(bytes) * sizeof *f->whole_chunks);
+        memcpy(f->digest, d.b, sizeof d.b);
     }
-    bl_chunker_destroy(&f->chunker);
-    return bl_writer_commit(&f->writer, err);
+    hash_close(f);
+    return s;
+}
+
+static bl_status open_file(bl_job *j, size_t file, bl_error *err)
+{
+    bl_job_file *f = &j->files[file];
+    const bl_plan_file *pf = &j->plan.files[file];
+    bl_status s = BL_OK;
+    pthread_mutex_lock(&j->lock);
+    if (!f->writer) {
+        const char *path = bl_job_path(j, pf->name);
+        s = path ? bl_writer_open(&f->writer, path, pf->file_bytes, err) : nomem(err);
+        if (s == BL_OK) {
+            s = bl_job_hash_open(j, file, err);
+        }
+    }
+    pthread_mutex_unlock(&j->lock);
+    return s;
+}
+
+static bl_status make_tile(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    BL_TRY(open_file(j, t->lane, err));
+    BL_TRY(bl_produce(&j->producer, t, err));
+    if (bl_produce_waits(&j->producer, t)) {
+        return BL_OK; /* written in order */
+    }
+    return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+}
+
+static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    bl_job_file *f = &j->files[t->lane];
+    const bl_plan_file *pf = &j->plan.files[t->lane];
+    if (bl_produce_waits(&j->producer, t)) {
+        BL_TRY(bl_produce_late(&j->producer, t, err));
+        BL_TRY(bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err));
+    }
+    BL_TRY(bl_job_hash(j, t, err));
+    if (!t->last) {
+        return BL_OK;
+    }
+    BL_TRY(bl_writer_commit(&f->writer, err));
+    pthread_mutex_lock(&j->lock);
+    bl_status s = bl_journal_add(&j->journal, pf->name, pf->file_bytes, f->digest, err);
+    pthread_mutex_unlock(&j->lock);
+    return s;
+}
+
+/* What a stream's callbacks need to find the job and the file. */
+typedef struct pass {
+    bl_job *j;
+    size_t *files; /* of each lane */
+    bl_status (*work)(bl_job *j, const bl_tile *t, bl_error *err);
+    bl_status (*in_order)(bl_job *j, const bl_tile *t, bl_error *err);
+} pass;
+
+static bl_status pass_work(void *arg, const bl_tile *t, bl_error *err)
+{
+    const pass *p = arg;
+    bl_tile tile = *t;
+    tile.lane = p->files[t->lane];
+    return p->work(p->j, &tile, err);
+}
+
+static bl_status pass_in_order(void *arg, const bl_tile *t, bl_error *err)
+{
+    const pass *p = arg;
+    bl_tile tile = *t;
+    tile.lane = p->files[t->lane];
+    return p->in_order(p->j, &tile, err);
+}
+
+bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const bl_tile *t, bl_error *err),
+                      bl_status (*in_order)(bl_job *j, const bl_tile *t, bl_error *err), bl_error *err)
+{
+    size_t count = 0, all = j->plan.file_count;
+    bl_lane *lanes = bl_arena_array(&j->arena, all, sizeof *lanes);
+    pass p = {.j = j, .files = bl_arena_array(&j->arena, all, sizeof *p.files), .work = work, .in_order = in_order};
+    if (!lanes || !p.files) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < all; i++) {
+        if (j->files[i].done == done) {
+            lanes[count] = j->producer.lanes[i];
+            p.files[count++] = i;
+        }
+    }
+    bl_stream stream = {.lanes = lanes,
+                        .lane_count = count,
+                        .jobs = j->o->jobs,
+                        .scratch = j->producer.scratch,
+                        .scratch_ratio = j->producer.scratch_ratio,
+                        .work = pass_work,
+                        .in_order = pass_in_order,
+                        .arg = &p,
+                        .cancelled = j->o->cancelled,
+                        .progress = j->o->progress,
+                        .progress_arg = j->o->progress_arg};
+    bl_status s = count ? bl_stream_run(&stream, err) : BL_OK;
+    for (size_t i = 0; i < all; i++) {
+        bl_writer_abort(&j->files[i].writer);
+        hash_close(&j->files[i]);
+    }
+    return s;
 }
 
 static bl_status prepare(bl_job *j, bl_error *err)
@@ -154,25 +248,10 @@ static bl_status prepare(bl_job *j, bl_error *err)
 bl_status bl_job_stream(bl_job *j, bl_error *err)
 {
     BL_TRY(prepare(j, err));
-    bl_stream stream = {.lanes = j->producer.lanes,
-                        .lane_count = j->plan.file_count,
-                        .jobs = j->o->jobs,
-                        .scratch = j->producer.scratch,
-                        .scratch_ratio = j->producer.scratch_ratio,
-                        .work = work,
-                        .in_order = in_order,
-                        .arg = j,
-                        .cancelled = j->o->cancelled,
-                        .progress = j->o->progress,
-                        .progress_arg = j->o->progress_arg};
-    bl_status s = bl_stream_run(&stream, err);
-    for (size_t i = 0; i < j->plan.file_count; i++) {
-        bl_writer_abort(&j->files[i].writer);
-        bl_chunker_destroy(&j->files[i].chunker);
-        bl_sha256_destroy(&j->files[i].hash);
+    BL_TRY(bl_job_prove(j, err));
+    BL_TRY(bl_job_pass(j, false, make_tile, finish_tile, err));
+    for (size_t i = 0; !j->o->no_sha256 && i < j->plan.file_count; i++) {
+        BL_TRY(bl_job_sum(j, j->plan.files[i].name, j->files[i].digest, err));
     }
-    for (size_t i = 0; s == BL_OK && !j->o->no_sha256 && i < j->plan.file_count; i++) {
-        s = bl_job_sum(j, j->plan.files[i].name, j->files[i].sha256, err);
-    }
-    return s;
+    return BL_OK;
 }

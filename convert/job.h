@@ -3,6 +3,7 @@
 #define BL_CONVERT_JOB_H
 
 #include "convert/convert.h"
+#include "convert/journal.h"
 #include "convert/produce.h"
 #include "convert/restore.h"
 #include "convert/writer.h"
@@ -13,7 +14,12 @@ typedef struct bl_job_file {
     bl_writer *writer;
     bl_chunker *chunker;
     bl_sha256 *hash;
-    uint8_t sha256[32];
+    bl_chunker *whole; /* without SHA-256: chunks of the file, for the journal */
+    bl_digest *whole_chunks;
+    uint8_t digest[32]; /* as in the journal: SHA-256, or the digest of whole_chunks */
+    uint8_t noted[32];  /* in the journal */
+    bool done;          /* by an earlier run */
+    bl_reader *reader;  /* while that is being proven */
 } bl_job_file;
 
 typedef struct bl_job {
@@ -26,10 +32,14 @@ typedef struct bl_job {
     bl_scale_survey scales;
     bl_plan plan;
     bl_producer producer;
-    char *folder;      /* the temporary output folder */
+    bl_folder *out;
+    const char *folder; /* out's files: the temporary output folder */
+    bl_journal journal;
+    size_t kept_files; /* proven, from an earlier run */
+    uint64_t kept_bytes;
     bl_job_file *files; /* [plan.file_count] */
     bl_digest **chunks; /* [plan.tensor_count], packed only */
-    pthread_mutex_t lock; /* of opening files */
+    pthread_mutex_t lock; /* of opening files, and of the journal */
     bl_sum_line *sums; /* files of the folder with their SHA-256 */
     size_t sum_count, sum_cap;
     bl_arena arena;
@@ -42,8 +52,20 @@ bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_
 /* Note a file's SHA-256. */
 bl_status bl_job_sum(bl_job *j, const char *name, const uint8_t sha256[32], bl_error *err);
 
-/* Stream all payload files: produce, write, hash. */
+/* Stream the payload files: prove those that an earlier run finished, then produce, write and hash the others. */
 bl_status bl_job_stream(bl_job *j, bl_error *err);
+/* One stream over the files that are done, or over those that are not. work and in_order get the job, and tiles whose lane is the
+ * file's index. */
+bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const bl_tile *t, bl_error *err),
+                      bl_status (*in_order)(bl_job *j, const bl_tile *t, bl_error *err), bl_error *err);
+/* Set up the hashes of a file; add a tile to them, in order; after the last one set the file's digest. */
+bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err);
+bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err);
+/* Open the journal: what the source is and what is wanted must be what it says. */
+bl_status bl_job_journal(bl_job *j, bl_error *err);
+/* Find out which files an earlier run finished: those in the journal whose bytes still have the digest noted there. Their chunk and
+ * value digests are computed on the way. Everything else in the folder is removed. */
+bl_status bl_job_prove(bl_job *j, bl_error *err);
 /* config.json, config.source.json, tokenizer files. */
 bl_status bl_job_extras(bl_job *j, bl_error *err);
 /* model.safetensors.index.json. */

@@ -95,13 +95,19 @@ static bl_status cast_segment(bl_producer *p, const bl_view *v, const bl_segment
     return BL_OK;
 }
 
-static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size_t sum, const bl_segment *g, const bl_tile *t,
-                              uint8_t *dst, bl_error *err)
+/* Bytes of a segment that the source has; what follows is padding. */
+static uint64_t held_bytes(const bl_view *v, bool scale, const bl_segment *g)
 {
     bl_stored part = bl_weight_stored(&v->w, scale);
     uint64_t held = part.rows * part.cols, n = held > g->offset ? held - g->offset : 0;
+    return n < g->nbytes ? n : g->nbytes;
+}
+
+static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size_t sum, const bl_segment *g, const bl_tile *t,
+                              uint8_t *dst, bl_error *err)
+{
+    uint64_t n = held_bytes(v, scale, g);
     uint8_t *scratch = after_source(t, g->nbytes);
-    n = n < g->nbytes ? n : g->nbytes;
     memset(dst + n, scale ? PADDING_SCALE : 0, g->nbytes - n);
     if (n == 0) {
         return BL_OK;
@@ -152,6 +158,24 @@ bl_status bl_produce_late(bl_producer *p, const bl_tile *t, bl_error *err)
             BL_TRY(bl_encode_scales(p->encoder, piece->tensor, g->offset, g->nbytes, dst, err));
         }
         dst += g->nbytes;
+    }
+    return BL_OK;
+}
+
+bl_status bl_produce_digest(bl_producer *p, const bl_tile *t, bl_error *err)
+{
+    const uint8_t *data = t->data;
+    for (size_t i = 0; p->digest && i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const bl_piece *piece = piece_of(p, t, g);
+        const bl_plan_tensor *pt = piece->tensor;
+        bl_view v = pt ? bl_plan_view(pt, piece->member) : (bl_view){0};
+        uint64_t n = pt && !pt->cast && !pt->encode ? held_bytes(&v, pt->scale, g) : 0;
+        if (n) {
+            BL_TRY(bl_values_add(&p->values, &v, pt->scale, g->offset, n, data, after_source(t, g->nbytes),
+                                 &p->sums[pt->members[piece->member].sum], err));
+        }
+        data += g->nbytes;
     }
     return BL_OK;
 }

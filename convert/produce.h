@@ -40,5 +40,7 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err);
 bool bl_produce_waits(const bl_producer *p, const bl_tile *t);
 /* Fill them in, when all earlier tiles of the lane and t itself were produced. */
 bl_status bl_produce_late(bl_producer *p, const bl_tile *t, bl_error *err);
+/* Add t->data, bytes of an output file that bl_produce made earlier, to the value digests. */
+bl_status bl_produce_digest(bl_producer *p, const bl_tile *t, bl_error *err);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct shard {
 
 typedef struct synth {
     const bl_synth_options *o;
-    char *folder;
+    bl_folder *folder;
     bl_config config;
     bl_slots slots;
     bl_synth_normal normal;
@@ -120,10 +120,10 @@ static bl_status deal(synth *y, bl_error *err)
 
 static const char *path_of(synth *y, const char *name)
 {
-    size_t n = strlen(y->folder) + strlen(name) + 2;
+    size_t n = strlen(bl_folder_files(y->folder)) + strlen(name) + 2;
     char *path = bl_arena_alloc(&y->arena, n);
     if (path) {
-        snprintf(path, n, "%s/%s", y->folder, name);
+        snprintf(path, n, "%s/%s", bl_folder_files(y->folder), name);
     }
     return path;
 }
@@ -269,17 +269,15 @@ bl_status bl_synth(const char *dst, const bl_synth_options *o, bl_synth_report *
     pthread_mutex_init(&y->lock, NULL);
     bl_status s = prepare(y, &tokenizer, &tokenizer_bytes, &config, &config_bytes, err);
     if (s == BL_OK) {
-        s = bl_folder_begin(dst, &y->folder, err);
+        s = bl_folder_begin(&y->folder, dst, false, err);
     }
     if (s == BL_OK) {
         s = fill_folder(y, tokenizer, tokenizer_bytes, config, config_bytes, report, err);
     }
     if (s == BL_OK) {
-        s = bl_folder_commit(&y->folder, dst, err);
+        s = bl_folder_commit(&y->folder, err);
     }
-    if (y->folder) {
-        bl_folder_abort(&y->folder);
-    }
+    bl_folder_abort(&y->folder, false);
     free(tokenizer);
     free(config);
     pthread_mutex_destroy(&y->lock);

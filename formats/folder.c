@@ -1,4 +1,4 @@
-/* Output folders: complete under their final name, or absent. */
+/* Where an output folder may be made, and the room there is. */
 #include "formats/output.h"
 
 #include <dirent.h>
@@ -12,7 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-static char *without_slashes(const char *path)
+char *bl_folder_plain(const char *path)
 {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') {
@@ -78,7 +78,7 @@ static bl_status check_existing(const char *base, const struct stat *st, bl_erro
 bl_status bl_folder_check(const char *path, bl_error *err)
 {
     struct stat st;
-    char *base = without_slashes(path);
+    char *base = bl_folder_plain(path);
     bl_status s = BL_OK;
     if (!base) {
         s = bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
@@ -101,110 +101,10 @@ bl_status bl_folder_check(const char *path, bl_error *err)
     return s;
 }
 
-bl_status bl_folder_begin(const char *path, char **tmp, bl_error *err)
-{
-    *tmp = NULL;
-    BL_TRY(bl_folder_check(path, err));
-    char *base = without_slashes(path), *name = NULL;
-    int rc = -1, e = ENOMEM;
-    for (int tries = 0; base && tries < 100; tries++) {
-        free(name);
-        name = NULL;
-        int n = tries ? asprintf(&name, "%s.partial-%ld.%d", base, (long)getpid(), tries)
-                      : asprintf(&name, "%s.partial-%ld", base, (long)getpid());
-        if (n < 0) {
-            name = NULL;
-            break;
-        }
-        rc = mkdir(name, 0777);
-        e = errno;
-        if (rc == 0 || e != EEXIST) {
-            break;
-        }
-    }
-    free(base);
-    if (rc != 0) {
-        free(name);
-        return bl_fail_errno(err, e, 0, path, "cannot create the folder");
-    }
-    *tmp = name;
-    return BL_OK;
-}
-
-static int sync_path(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) {
-        return -1;
-    }
-    int rc = fsync(fd), e = errno;
-    close(fd);
-    errno = e;
-    return rc != 0 && (e == EINVAL || e == ENOTSUP) ? 0 : rc;
-}
-
-bl_status bl_folder_commit(char **tmp, const char *path, bl_error *err)
-{
-    char *target = without_slashes(path);
-    if (!target) {
-        return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
-    }
-    /* rename replaces an empty folder and refuses any other. */
-    if (sync_path(*tmp) != 0 || rename(*tmp, target) != 0) {
-        bl_status s = bl_fail_errno(err, errno, 0, path, "cannot complete the folder");
-        free(target);
-        return s;
-    }
-    free(*tmp);
-    *tmp = NULL;
-    char *slash = strrchr(target, '/');
-    if (slash) {
-        slash[slash == target] = 0;
-    }
-    bl_status s = sync_path(slash ? target : ".") == 0
-                      ? BL_OK
-                      : bl_fail_errno(err, errno, 0, path, "cannot sync its parent");
-    free(target);
-    return s;
-}
-
-/* Remove what is in the folder fd (consumed), folders in it down to levels more. Links are removed, never
- * followed. */
-static void empty_folder(int fd, int levels)
-{
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!d) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return;
-    }
-    for (struct dirent *e; (e = readdir(d));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
-            continue;
-        }
-        if (unlinkat(fd, e->d_name, 0) != 0 && levels > 0) {
-            empty_folder(openat(fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), levels - 1);
-            unlinkat(fd, e->d_name, AT_REMOVEDIR);
-        }
-    }
-    closedir(d);
-}
-
-void bl_folder_abort(char **tmp)
-{
-    if (*tmp) {
-        empty_folder(open(*tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), 1);
-        rmdir(*tmp);
-        free(*tmp);
-        *tmp = NULL;
-    }
-}
-
 bl_status bl_free_space(const char *path, uint64_t *bytes, bl_error *err)
 {
     struct statvfs fs;
-    char *p = without_slashes(path);
+    char *p = bl_folder_plain(path);
     int rc = -1, e = ENOMEM;
     while (p) {
         rc = statvfs(*p ? p : ".", &fs);

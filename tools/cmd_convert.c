@@ -29,7 +29,9 @@ static const char details[] =
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
-    "DST appears complete or not at all; it must not exist or be an empty folder. Both kinds carry SHA256SUMS, which\n"
+    "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
+    "on failure. With --resume it stays, and the next run with --resume and the same options goes on from the files that it\n"
+    "finds finished, once it has proven them by their digests; a changed source is refused. Outputs carry SHA256SUMS, which\n"
     "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
     "--layers keeps the named backbone layers and everything global; the result is marked in its config.json as a part of a\n"
     "model: verify knows what to expect of it, and it is not served.\n";
@@ -181,12 +183,13 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     const bl_scale_survey *f = &r->scales;
     json_t *scales = json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)f->weights, "scales", (json_int_t)f->scales,
                                "rounded_weights", (json_int_t)f->rounded_weights, "rounded_scales", (json_int_t)f->rounded_scales);
-    json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:b, s:f}", "command", "convert",
+    json_t *j = json_pack("{s:s, s:o, s:o, s:s, s:b, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:b, s:I, s:I, s:f}", "command", "convert",
                           "source", receipt_text(src), "destination", receipt_text(dst), "to", target_name(o->target), "dry_run",
                           o->dry_run, "source_tensors", (json_int_t)r->source_tensors, "source_bytes",
                           (json_int_t)r->source_bytes, "actions", actions, "dropped", dropped, "tensors",
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
-                          "file_bytes", (json_int_t)r->file_bytes, "ranks", r->ranks, "sha256", !o->no_sha256, "seconds", r->seconds);
+                          "file_bytes", (json_int_t)r->file_bytes, "ranks", r->ranks, "sha256", !o->no_sha256, "kept_files",
+                          (json_int_t)r->kept_files, "kept_bytes", (json_int_t)r->kept_bytes, "seconds", r->seconds);
     if (o->target == BL_TO_BF16) {
         json_object_set_new(j, "scales_saved", json_integer((json_int_t)r->scales_saved));
     }
@@ -199,6 +202,11 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
         json_object_set_new(j, "exact", json_boolean(f->rounded_weights == 0));
     }
     return receipt_print("baleen convert", j);
+}
+
+static void on_note(const char *text)
+{
+    fprintf(stderr, "baleen convert: note: %s\n", text);
 }
 
 static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
@@ -217,8 +225,11 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         }
     }
     printf(")");
+    if (r->kept_files) {
+        printf(", %zu files, %.3f GB, kept from an earlier run", r->kept_files, (double)r->kept_bytes * 1e-9);
+    }
     if (!o->dry_run) {
-        printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+        printf(", %.1f s, %.2f GB/s", r->seconds, (double)(r->file_bytes - r->kept_bytes) * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
     printf("\n");
     if (r->scales_saved) {
@@ -248,7 +259,8 @@ int cmd_convert(int argc, char **argv)
     unsigned bits;
     int count, *list = NULL;
     rank_options ranks = {0};
-    bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted};
+    bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted,
+                            .note = on_note};
     const cli_option options[] = {
         {"to", CLI_STRING, &to, "FORM", "bf16, released or packed"},
         {"keep", CLI_STRING, &keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
@@ -268,6 +280,7 @@ int cmd_convert(int argc, char **argv)
         {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
+        {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left, and leave what is done when interrupted"},
         {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
         {NULL, 0, NULL, NULL, NULL}};

@@ -470,7 +470,7 @@ def test_a_signal_leaves_nothing(tmp_path, sig):
     child = subprocess.Popen([BUILD / "tools" / "baleen", "convert", src, tmp_path / "out", "--to", "bf16"],
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.time() + 60
-    while not list(tmp_path.glob("out*/.model-*")) and time.time() < deadline:
+    while not list(tmp_path.glob("out*/files/.model-*")) and time.time() < deadline:
         time.sleep(0.01)
     child.send_signal(sig)
     _, err = child.communicate(timeout=60)

@@ -254,42 +254,99 @@ static void test_concurrent_ranges(void **state)
     free(text);
 }
 
+static void write_in(const bl_folder *f, const char *name)
+{
+    char path[900];
+    bl_error e = {0};
+    snprintf(path, sizeof path, "%s/%s", bl_folder_files(f), name);
+    expect_ok(bl_output_file(path, "x", 1, &e), &e);
+}
+
 static void test_folders(void **state)
 {
-    char *tmp, inner[900];
+    char inner[900];
+    bl_folder *f, *other;
     bl_error e = {0};
-    const char *path = scratch_path("folder");
-    expect_ok(bl_folder_begin(scratch_path("folder//"), &tmp, &e), &e);
+    char path[900];
+    snprintf(path, sizeof path, "%s", scratch_path("folder"));
+    expect_ok(bl_folder_begin(&f, scratch_path("folder//"), false, &e), &e);
     assert_int_not_equal(access(path, F_OK), 0);
-    assert_non_null(strstr(tmp, "folder.partial-"));
-    snprintf(inner, sizeof inner, "%s/sub", tmp);
+    assert_string_equal(bl_folder_partial(f), scratch_path("folder.partial"));
+    assert_false(bl_folder_left_over(f));
+    snprintf(inner, sizeof inner, "%s/sub", bl_folder_files(f));
     assert_int_equal(mkdir(inner, 0700), 0);
-    snprintf(inner, sizeof inner, "%s/sub/file", tmp);
-    expect_ok(bl_output_file(inner, "x", 1, &e), &e);
-    assert_int_equal(symlink("/", scratch_path("%s/link", strrchr(tmp, '/') + 1)), 0);
-    char *other;
-    expect_ok(bl_folder_begin(path, &other, &e), &e); /* a second writer gets its own */
-    assert_string_not_equal(tmp, other);
-    bl_folder_abort(&tmp);
-    assert_null(tmp);
-    assert_int_equal(access("/", F_OK), 0);
-    expect_ok(bl_folder_commit(&other, path, &e), &e);
+    write_in(f, "sub/file");
+    assert_int_equal(symlink("/", scratch_path("folder.partial/files/link")), 0);
+    expect_failure(bl_folder_begin(&other, path, true, &e), &e, BL_E_USAGE, "being written by another process");
     assert_null(other);
+    bl_error_clear(&e);
+    bl_folder_abort(&f, false);
+    assert_null(f);
+    assert_int_equal(access("/", F_OK), 0);
+    assert_int_not_equal(access(scratch_path("folder.partial"), F_OK), 0);
+    expect_ok(bl_folder_begin(&f, path, false, &e), &e);
+    expect_ok(bl_folder_commit(&f, &e), &e);
+    assert_null(f);
     assert_int_equal(access(path, F_OK), 0);
-    expect_ok(bl_folder_begin(path, &tmp, &e), &e); /* an empty folder may be replaced */
+    assert_int_not_equal(access(scratch_path("folder.partial"), F_OK), 0);
+    expect_ok(bl_folder_begin(&f, path, false, &e), &e); /* an empty folder may be replaced */
     scratch_text(scratch_path("folder/occupied"), "x");
-    expect_failure(bl_folder_commit(&tmp, path, &e), &e, BL_E_IO, "cannot complete");
-    assert_non_null(tmp);
-    bl_folder_abort(&tmp);
-    bl_folder_abort(&tmp);
+    expect_failure(bl_folder_commit(&f, &e), &e, BL_E_IO, "cannot complete");
+    assert_non_null(f);
+    bl_folder_abort(&f, false);
+    bl_folder_abort(&f, false);
     bl_error_clear(&e);
-    expect_failure(bl_folder_begin(path, &tmp, &e), &e, BL_E_USAGE, "not an empty folder");
+    expect_failure(bl_folder_begin(&f, path, false, &e), &e, BL_E_USAGE, "not an empty folder");
     bl_error_clear(&e);
-    expect_failure(bl_folder_begin(scratch_path("folder/occupied"), &tmp, &e), &e, BL_E_USAGE,
-                   "not a folder");
+    expect_failure(bl_folder_begin(&f, scratch_path("folder/occupied"), true, &e), &e, BL_E_USAGE, "not a folder");
     bl_error_clear(&e);
-    expect_failure(bl_folder_begin(scratch_path("no/where"), &tmp, &e), &e, BL_E_IO, "no/where");
-    assert_null(tmp);
+    expect_failure(bl_folder_begin(&f, scratch_path("no/where"), false, &e), &e, BL_E_IO, "no/where");
+    assert_null(f);
+}
+
+/* What a dead process leaves is taken over, or removed; what is not of its making is not touched. */
+static void test_folders_left_over(void **state)
+{
+    static const char *const keep[] = {"sub/b"};
+    bl_folder *f;
+    bl_error e = {0};
+    char path[900];
+    snprintf(path, sizeof path, "%s", scratch_path("again"));
+    expect_ok(bl_folder_begin(&f, path, true, &e), &e);
+    assert_int_equal(mkdir(scratch_path("again.partial/files/sub"), 0700), 0);
+    write_in(f, "a");
+    write_in(f, "sub/b");
+    write_in(f, "sub/c");
+    assert_int_equal(write(bl_folder_journal(f), "x", 1), 1);
+    bl_folder_abort(&f, true);
+    expect_ok(bl_folder_begin(&f, path, true, &e), &e);
+    assert_true(bl_folder_left_over(f) && !bl_folder_committed(f));
+    bl_folder_keep(f, keep, 1);
+    assert_int_equal(access(scratch_path("again.partial/files/sub/b"), F_OK), 0);
+    assert_int_not_equal(access(scratch_path("again.partial/files/sub/c"), F_OK), 0);
+    assert_int_not_equal(access(scratch_path("again.partial/files/a"), F_OK), 0);
+    bl_folder_abort(&f, true);
+    expect_ok(bl_folder_begin(&f, path, false, &e), &e);
+    assert_true(bl_folder_left_over(f));
+    assert_int_not_equal(access(scratch_path("again.partial/files/sub"), F_OK), 0);
+    assert_int_equal(lseek(bl_folder_journal(f), 0, SEEK_END), 0);
+    assert_int_equal(write(bl_folder_journal(f), "x", 1), 1);
+    bl_folder_abort(&f, true);
+    /* dead between the rename and the end */
+    assert_int_equal(rename(scratch_path("again.partial/files"), path), 0);
+    scratch_text(scratch_path("again/whole"), "x");
+    expect_failure(bl_folder_begin(&f, path, false, &e), &e, BL_E_USAGE, "not an empty folder");
+    bl_error_clear(&e);
+    expect_ok(bl_folder_begin(&f, path, true, &e), &e);
+    assert_true(bl_folder_committed(f));
+    bl_folder_abort(&f, false);
+    assert_int_equal(access(scratch_path("again/whole"), F_OK), 0);
+    assert_int_not_equal(access(scratch_path("again.partial"), F_OK), 0);
+    /* somebody else's */
+    assert_int_equal(mkdir(scratch_path("mine.partial"), 0700), 0);
+    scratch_text(scratch_path("mine.partial/notes"), "x");
+    expect_failure(bl_folder_begin(&f, scratch_path("mine"), false, &e), &e, BL_E_USAGE, "in the way");
+    assert_int_equal(access(scratch_path("mine.partial/notes"), F_OK), 0);
 }
 
 /* Where the rename at the end must fail it is said at the start. */
@@ -337,6 +394,7 @@ int main(void)
                                        cmocka_unit_test(test_output_failures_leave_nothing),
                                        cmocka_unit_test(test_concurrent_ranges),
                                        cmocka_unit_test(test_folders),
+                                       cmocka_unit_test(test_folders_left_over),
                                        cmocka_unit_test(test_folders_that_cannot_be_renamed_over),
                                        cmocka_unit_test(test_free_space)};
     return cmocka_run_group_tests(tests, scratch_begin, scratch_end);

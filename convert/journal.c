@@ -1,0 +1,166 @@
+#include "convert/journal.h"
+
+#include "formats/digest.h"
+#include "verify/digest.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_BYTES ((uint64_t)64 << 20)
+#define CHECK_DIGITS 32
+
+static bl_status io(const bl_journal *j, const char *doing, bl_error *err)
+{
+    return bl_fail_errno(err, errno, 0, j->path, doing);
+}
+
+static bl_status nomem(const bl_journal *j, bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, j->path, NULL, -1, "out of memory for the journal");
+}
+
+static void check_of(const char *line, size_t n, char check[CHECK_DIGITS + 1])
+{
+    bl_digest d = bl_digest_bytes(line, n);
+    bl_hex_encode(check, d.b, sizeof d.b);
+}
+
+/* Append a line, and wait until it is on disk. */
+static bl_status append(bl_journal *j, const char *line, bl_error *err)
+{
+    char check[CHECK_DIGITS + 1], *text;
+    check_of(line, strlen(line), check);
+    int n = asprintf(&text, "%s %s\n", line, check);
+    if (n < 0) {
+        return nomem(j, err);
+    }
+    bl_status s = BL_OK;
+    for (int at = 0; s == BL_OK && at < n;) {
+        ssize_t put = pwrite(j->fd, text + at, (size_t)(n - at), (off_t)(j->end + (uint64_t)at));
+        if (put > 0) {
+            at += (int)put;
+        } else if (put == 0 || errno != EINTR) {
+            s = io(j, "cannot write the journal", err);
+        }
+    }
+    free(text);
+    if (s == BL_OK && fdatasync(j->fd) != 0) {
+        s = io(j, "cannot sync the journal", err);
+    }
+    j->end += s == BL_OK ? (uint64_t)n : 0;
+    return s;
+}
+
+static bl_status slurp(const bl_journal *j, bl_arena *arena, char **text, size_t *n, bl_error *err)
+{
+    struct stat st;
+    if (fstat(j->fd, &st) != 0) {
+        return io(j, "cannot look at the journal", err);
+    }
+    if ((uint64_t)st.st_size > MAX_BYTES) {
+        return bl_fail(err, BL_E_INPUT, j->path, NULL, -1, "its journal has %lld bytes: it is none", (long long)st.st_size);
+    }
+    *n = 0;
+    *text = bl_arena_alloc(arena, (size_t)st.st_size + 1);
+    if (!*text) {
+        return nomem(j, err);
+    }
+    while (*n < (size_t)st.st_size) {
+        ssize_t got = pread(j->fd, *text + *n, (size_t)st.st_size - *n, (off_t)*n);
+        if (got < 0 && errno != EINTR) {
+            return io(j, "cannot read the journal", err);
+        }
+        if (got == 0) {
+            break;
+        }
+        *n += got > 0 ? (size_t)got : 0;
+    }
+    return BL_OK;
+}
+
+/* The next whole line at *at: its words, without check and newline, NUL-terminated; NULL at the end of what can be trusted. */
+static char *next_line(char *text, size_t n, size_t *at)
+{
+    char *line = text + *at, *end = memchr(line, '\n', n - *at), check[CHECK_DIGITS + 1];
+    if (!end || end - line < CHECK_DIGITS + 2 || memchr(line, 0, (size_t)(end - line))) {
+        return NULL;
+    }
+    char *words_end = end - CHECK_DIGITS - 1;
+    check_of(line, (size_t)(words_end - line), check);
+    if (*words_end != ' ' || memcmp(words_end + 1, check, CHECK_DIGITS) != 0) {
+        return NULL;
+    }
+    *words_end = 0;
+    *at = (size_t)(end - text) + 1;
+    return line;
+}
+
+static bool read_file_line(char *line, bl_journal_file *f)
+{
+    char digest[65] = "";
+    int name = 0;
+    if (sscanf(line, "file %64[0-9a-f] %" SCNu64 " %n", digest, &f->bytes, &name) != 2 || !name || !line[name]) {
+        return false;
+    }
+    f->name = line + name;
+    return strlen(digest) == 64 && bl_hex_decode(f->digest, digest, 64);
+}
+
+static bl_status read_lines(bl_journal *j, char *text, size_t n, const char *head, bl_arena *arena, bl_error *err)
+{
+    size_t at = 0, lines = 0;
+    for (size_t i = 0; i < n; i++) {
+        lines += text[i] == '\n';
+    }
+    j->files = bl_arena_array(arena, lines + 1, sizeof *j->files);
+    if (!j->files) {
+        return nomem(j, err);
+    }
+    char *line = next_line(text, n, &at);
+    if (line && strcmp(line, head) != 0) {
+        size_t source = strlen("baleen-journal 1 ") + 64;
+        bool same = strlen(line) == strlen(head) && strncmp(line, head, source) == 0;
+        return bl_fail(err, BL_E_USAGE, j->path, NULL, -1,
+                       same ? "was begun with other options or another version: repeat those, or start anew without --resume"
+                            : "was begun from another source, or the source has changed since: start anew without --resume");
+    }
+    while (line) {
+        j->end = at;
+        line = next_line(text, n, &at);
+        if (line && read_file_line(line, &j->files[j->count])) {
+            j->count++;
+        }
+    }
+    return BL_OK;
+}
+
+bl_status bl_journal_open(bl_journal *j, int fd, const char *path, const uint8_t source[32], const uint8_t plan[32], bl_arena *arena,
+                          bl_error *err)
+{
+    char head[256], a[65], b[65], *text = NULL;
+    size_t n = 0;
+    *j = (bl_journal){.fd = fd, .path = path};
+    snprintf(head, sizeof head, "baleen-journal 1 %s %s", bl_hex_encode(a, source, 32), bl_hex_encode(b, plan, 32));
+    BL_TRY(slurp(j, arena, &text, &n, err));
+    BL_TRY(read_lines(j, text, n, head, arena, err));
+    if (ftruncate(fd, (off_t)j->end) != 0) {
+        return io(j, "cannot cut the journal", err);
+    }
+    return j->end == 0 ? append(j, head, err) : BL_OK;
+}
+
+bl_status bl_journal_add(bl_journal *j, const char *name, uint64_t bytes, const uint8_t digest[32], bl_error *err)
+{
+    char hex[65], *line;
+    if (asprintf(&line, "file %s %" PRIu64 " %s", bl_hex_encode(hex, digest, 32), bytes, name) < 0) {
+        return nomem(j, err);
+    }
+    bl_status s = append(j, line, err);
+    free(line);
+    return s;
+}

@@ -1,0 +1,37 @@
+/* The journal of a conversion: which output files are finished, with their digests, so that a later run can go on from them. Private to
+ * convert/.
+ *
+ * Text; a line holds words between single spaces, the last word is the XXH3-128 of the line before that space, so that a line torn by
+ * a power cut is seen. Reading ends before the first line that is not whole.
+ *
+ *   baleen-journal 1 SOURCE PLAN CHECK   first line: SHA-256 of what identifies the source, and of the plan and its options
+ *   file DIGEST BYTES NAME CHECK         a finished file: 64 digits; its SHA-256, or the XXH3-128 of its chunk digests and zeros
+ */
+#ifndef BL_CONVERT_JOURNAL_H
+#define BL_CONVERT_JOURNAL_H
+
+#include "formats/arena.h"
+#include "formats/status.h"
+
+typedef struct bl_journal_file {
+    const char *name;
+    uint64_t bytes;
+    uint8_t digest[32];
+} bl_journal_file;
+
+typedef struct bl_journal {
+    int fd;
+    const char *path; /* of the folder, for errors */
+    uint64_t end;     /* of the whole lines */
+    bl_journal_file *files; /* [count] as found, in order */
+    size_t count;
+} bl_journal;
+
+/* Read the journal fd (borrowed), or begin it when it has no whole line. Another source or plan than the journal's is BL_E_USAGE.
+ * path is borrowed; the rest lives in arena. */
+bl_status bl_journal_open(bl_journal *j, int fd, const char *path, const uint8_t source[32], const uint8_t plan[32], bl_arena *arena,
+                          bl_error *err);
+/* Note a finished file whose bytes are on disk; returns once the note is. Not thread-safe. */
+bl_status bl_journal_add(bl_journal *j, const char *name, uint64_t bytes, const uint8_t digest[32], bl_error *err);
+
+#endif

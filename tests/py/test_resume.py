@@ -1,0 +1,205 @@
+"""convert --resume: whenever a run ends, the next one goes on from what is proven, and the result has the bytes of an undisturbed run."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from conftest import BUILD, run
+from test_faults import TO, content, convert, environment, faulty, nano, seeded, small_disk, whole  # noqa: F401 (fixtures)
+
+KILLS = int(os.environ.get("BL_KILLS", 8))  # in each of the cases of test_any_death
+
+
+def resumed(r):
+    """A run that went through: (files kept, its receipt)."""
+    assert r.rc == 0 and r.err == "", (r.rc, r.err)
+    j = json.loads(r.out)
+    return j["kept_files"], j
+
+
+def half_done(nano, tmp_path, to, *extra):
+    """A run that died late."""
+    for n in range(120, 20, -5):
+        r = faulty(f"change:{n}:KILL", *convert(nano, tmp_path / "out", to, "--jobs", "1", *extra))
+        if r.rc != 0:
+            journal = tmp_path / "out.partial" / "journal"
+            if journal.exists() and journal.read_text().count("\nfile ") >= 3:
+                return
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.rmtree(tmp_path / "out.partial", ignore_errors=True)
+    raise AssertionError("no run was half done")
+
+
+@pytest.fixture(scope="module")
+def cast(nano, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cast") / "bf16"
+    assert run("baleen", "convert", nano, out, "--to", "bf16", "--keep", "dspark", "--save-scales").rc == 0
+    return out
+
+
+@pytest.mark.parametrize("how", ["KILL", "POWER"])
+@pytest.mark.parametrize("to,extra", [("bf16", []), ("bf16", ["--no-sha256"]), ("packed", []), ("packed", ["--no-sha256"]),
+                                      ("packed", ["--tp", "2", "--pp", "2"]), ("released", [])])
+def test_any_death(nano, cast, tmp_path, to, how, extra):
+    """Runs that die one after another at random changes of the file system, and one that does not. BL_KILLS=50 makes 600 of them."""
+    rng, out, kept, deaths = seeded(), tmp_path / "out", 0, 0
+    nano = cast if to == "released" else nano
+    r = run("baleen", *convert(nano, tmp_path / "plain", to, *extra))
+    assert r.rc == 0, r.err
+    want = content(tmp_path / "plain")
+    shutil.rmtree(tmp_path / "plain")
+    while deaths < KILLS:
+        args = convert(nano, out, to, "--resume", "--json", "--jobs", rng.choice([1, 4]), *extra)
+        r = faulty(f"change:{rng.randrange(1, 160)}:{how}", *args)
+        if r.rc < 0:
+            deaths += 1
+            assert not out.exists() or content(out) == want
+            continue
+        kept += resumed(r)[0]
+        assert content(out) == want and not (tmp_path / "out.partial").exists()
+        shutil.rmtree(out)
+    kept += resumed(run("baleen", *convert(nano, out, to, "--resume", "--json", *extra)))[0]
+    assert content(out) == want and [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert kept > 0 or KILLS < 8
+
+
+@pytest.mark.parametrize("to", TO)
+def test_nothing_is_believed_without_its_digest(nano, whole, tmp_path, to):
+    """Size and times of a finished file say nothing; neither does a damaged journal."""
+    rng = seeded()
+    for damage in ("byte", "zeros", "journal", "short", "none"):
+        half_done(nano, tmp_path, to, "--resume")
+        partial = tmp_path / "out.partial"
+        journal = partial / "journal"
+        noted = [line.split(" ")[3] for line in journal.read_text().splitlines() if line.startswith("file ")]
+        victim = partial / "files" / rng.choice(noted)
+        st, data = victim.stat(), bytearray(victim.read_bytes())
+        if damage == "byte":
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        elif damage == "zeros":
+            data[len(data) // 2:] = bytes(len(data) - len(data) // 2)
+        elif damage == "short":
+            data = data[:-1]
+        elif damage == "journal":
+            text = bytearray(journal.read_bytes())
+            text[text.index(b"file ") + rng.randrange(40)] ^= 1
+            journal.write_bytes(text)
+        victim.write_bytes(data)
+        os.utime(victim, ns=(st.st_atime_ns, st.st_mtime_ns))
+        kept, _ = resumed(run("baleen", *convert(nano, tmp_path / "out", to, "--resume", "--json")))
+        assert kept == {"journal": 0, "none": len(noted)}.get(damage, len(noted) - 1)
+        assert content(tmp_path / "out") == whole[to]
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_another_source_or_other_options_are_refused(nano, whole, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(nano, source)
+    half_done(source, tmp_path, "packed", "--resume")
+    before = content(tmp_path / "out.partial")
+
+    def refused(r, word):
+        assert r.rc == 2 and r.err.count("\n") == 1 and word in r.err and "out.partial" in r.err, (r.rc, r.err)
+        assert content(tmp_path / "out.partial") == before and not (tmp_path / "out").exists()
+
+    for extra in (["--drop", "dspark"], ["--layers", "0-3"], ["--no-sha256"]):
+        refused(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", *extra)), "other options")
+    refused(run("baleen", *convert(source, tmp_path / "out", "bf16", "--resume")), "other options")
+    shard = source / "model-00002-of-00002.safetensors"
+    data, st = bytearray(shard.read_bytes()), shard.stat()
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    refused(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume")), "source")
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    os.utime(shard, ns=(st.st_atime_ns, st.st_mtime_ns))
+    kept, _ = resumed(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", "--json")))
+    assert kept >= 3 and content(tmp_path / "out") == whole["packed"]
+
+
+@pytest.mark.parametrize("to", TO)
+def test_what_is_left_is_replaced_without_the_option(nano, whole, tmp_path, to):
+    half_done(nano, tmp_path, to)
+    r = run("baleen", *convert(nano, tmp_path / "out", to))
+    assert r.rc == 0 and r.err.count("\n") == 1 and "--resume" in r.err, r.err
+    assert content(tmp_path / "out") == whole[to] and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_of_that_name_is_not_touched(nano, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "precious").write_text("x")
+    for extra in ([], ["--resume"]):
+        r = run("baleen", *convert(nano, tmp_path / "out", "packed", *extra))
+        assert r.rc == 2 and r.err.count("\n") == 1 and "out.partial" in r.err
+    r = run("baleen", "synth", tmp_path / "out", "--preset", "nano")
+    assert r.rc == 2 and content(tmp_path) == {"out.partial/precious": b"x"}
+
+
+def stopped(fault, *args):
+    """A run that stands still at a fault."""
+    child = subprocess.Popen([str(BUILD / "tools" / "baleen"), *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=environment(fault))
+    assert os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED
+    return child
+
+
+@pytest.mark.parametrize("to", TO)
+def test_a_second_writer_is_refused(nano, whole, tmp_path, to):
+    out = tmp_path / "out"
+    first = stopped("create:6:STOP", *convert(nano, out, to))
+    try:
+        for args in (convert(nano, out, to), convert(nano, out, to, "--resume"), ("synth", out, "--preset", "nano")):
+            r = run("baleen", *args)
+            assert r.rc == 2 and r.err.count("\n") == 1 and "another process" in r.err, r.err
+    finally:
+        first.send_signal(signal.SIGCONT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 0 and err == "" and content(out) == whole[to]
+
+
+@pytest.mark.parametrize("to", TO)
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done(nano, whole, tmp_path, to, sig):
+    out = tmp_path / "out"
+    child = stopped("rename:5:STOP", *convert(nano, out, to, "--resume", "--jobs", "1"))
+    child.send_signal(sig)
+    child.send_signal(signal.SIGCONT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 4 and err.count("\n") == 1 and "interrupted" in err and "--resume" in err and "out.partial" in err, err
+    assert [p.name for p in tmp_path.iterdir()] == ["out.partial"]
+    kept, _ = resumed(run("baleen", *convert(nano, out, to, "--resume", "--json")))
+    assert kept >= 4 and content(out) == whole[to]
+
+
+@pytest.mark.parametrize("to", TO)
+def test_a_full_disk_keeps_what_is_done(nano, whole, tmp_path, to):
+    with small_disk(tmp_path, "size=100m") as disk:
+        out = disk / "out"
+        child = stopped("create:8:STOP", *convert(nano, out, to, "--resume", "--jobs", "1"))
+        room = os.statvfs(disk)
+        with open(disk / "filler", "wb") as f:
+            os.posix_fallocate(f.fileno(), 0, room.f_bavail * room.f_bsize)
+        child.send_signal(signal.SIGCONT)
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 4 and err.count("\n") == 1 and "No space left" in err, err
+        r = run("baleen", *convert(nano, out, to, "--resume"))
+        assert r.rc == 4 and "are free" in r.err and (disk / "out.partial").exists()
+        (disk / "filler").unlink()
+        kept, _ = resumed(run("baleen", *convert(nano, out, to, "--resume", "--json")))
+        assert kept >= 1 and content(out) == whole[to]
+        assert [p.name for p in pathlib.Path(disk).iterdir()] == ["out"]
+
+
+def test_injected_errors_keep_what_is_done(nano, whole, tmp_path):
+    """Errors one after another, each run going on from the last."""
+    out, rng = tmp_path / "out", seeded()
+    for fault in ("write:9+:EIO", "sync:9:EIO", "rename:7:ENOSPC", "create:9:EDQUOT", "read:200+:EIO", "sync:2:EIO"):
+        r = faulty(fault, *convert(nano, out, "packed", "--resume", "--json", "--jobs", rng.choice([1, 4])))
+        assert r.rc == 4 and r.err.count("\n") == 1 and (tmp_path / "out.partial").exists() or r.rc == 0, r.err
+    if not out.exists():
+        assert resumed(run("baleen", *convert(nano, out, "packed", "--resume", "--json")))[0] > 0
+    assert content(out) == whole["packed"]
