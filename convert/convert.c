@@ -76,6 +76,11 @@ static bl_status make_layout(bl_job *j, bl_error *err)
     return BL_OK;
 }
 
+static bool encodes(const bl_job *j)
+{
+    return j->plan.action_count[BL_ACT_ENCODE] + j->plan.action_count[BL_ACT_RECAST] > 0;
+}
+
 /* The hints asked for, or what a cast kept in the source's folder. */
 static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
 {
@@ -85,7 +90,7 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
         int n = snprintf(kept, sizeof kept, "%s/%s", j->source->path, BL_SCALES_NAME);
         path = n > 0 && (size_t)n < sizeof kept && access(kept, F_OK) == 0 ? kept : NULL;
     }
-    if (!path || j->plan.action_count[BL_ACT_ENCODE] == 0) {
+    if (!path || !encodes(j)) {
         return BL_OK;
     }
     report->hinted = true;
@@ -99,6 +104,7 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
                           .drop = j->o->drop,
                           .shard_size = j->o->shard_size,
                           .save_scales = j->o->save_scales,
+                          .experts = j->o->experts,
                           .layout = &j->layout};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
@@ -192,7 +198,7 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
     BL_TRY(check_space(j, dst, err));
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
                                    j->plan.target == BL_TO_PACKED && !j->o->no_digests, j->o->cpu, &j->arena, err);
-    if (s == BL_OK && j->plan.action_count[BL_ACT_ENCODE]) {
+    if (s == BL_OK && encodes(j)) {
         s = open_encoder(j, err);
     }
     if (s == BL_OK) {

@@ -15,6 +15,7 @@ struct bl_encoder {
     bl_quant_kernels quant;
     bl_cast_kernels cast;
     bl_spill *scales;
+    bool recasts;             /* some weights come as codes */
     uint64_t max_cols, piece; /* of any encoded weight; source bytes read at once */
     pthread_mutex_t lock;     /* of stats */
     bl_encode_stats stats[BL_ENCODE_CLASSES];
@@ -41,9 +42,12 @@ static bl_encode_class class_of(const bl_slot *s)
 
 typedef struct room {
     uint8_t *source, *values, *hints, *fresh; /* fresh: scale bytes of a piece */
+    uint16_t *decoded;                        /* values of a piece of codes */
     uint16_t *back, *amax;                    /* [cols], [blocks of a row] */
     uint8_t *differs, *chosen;                /* [blocks of a row] */
 } room;
+
+enum { ROOMS = 9 };
 
 static uint64_t pages(uint64_t n)
 {
@@ -59,11 +63,11 @@ static uint64_t piece_scales(const bl_encoder *e)
 static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
 {
     uint64_t blocks = e->max_cols / 32 + 1;
-    const uint64_t sizes[8] = {BL_READ_ROOM(e->piece), bl_values_scratch(e->values, 0),
-                               e->o.hints ? bl_hints_scratch(e->o.hints, piece_scales(e)) : 0, piece_scales(e),
-                               2 * e->max_cols, 2 * blocks, blocks, blocks};
-    uint64_t at[8], end = 0;
-    for (int i = 0; i < 8; i++) {
+    const uint64_t sizes[ROOMS] = {BL_READ_ROOM(e->piece), bl_values_scratch(e->values, e->piece / 2),
+                                   (e->o.hints ? bl_hints_scratch(e->o.hints, piece_scales(e)) : 0) + piece_scales(e), piece_scales(e),
+                                   e->recasts ? e->piece : 0, 2 * e->max_cols, 2 * blocks, blocks, blocks};
+    uint64_t at[ROOMS], end = 0;
+    for (int i = 0; i < ROOMS; i++) {
         at[i] = end;
         end += pages(sizes[i]);
     }
@@ -72,8 +76,8 @@ static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
         return (room){0};
     }
     return (room){.source = p + at[0], .values = p + at[1], .hints = p + at[2], .fresh = p + at[3],
-                  .back = (uint16_t *)(void *)(p + at[4]), .amax = (uint16_t *)(void *)(p + at[5]), .differs = p + at[6],
-                  .chosen = p + at[7]};
+                  .decoded = (uint16_t *)(void *)(p + at[4]), .back = (uint16_t *)(void *)(p + at[5]),
+                  .amax = (uint16_t *)(void *)(p + at[6]), .differs = p + at[7], .chosen = p + at[8]};
 }
 
 uint64_t bl_encoder_scratch(const bl_encoder *e)
@@ -106,7 +110,9 @@ bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *va
         uint64_t cols = bl_weight_cols(&v.w), stripe = 2 * BL_VALUE_TILE * cols;
         e->max_cols = cols > e->max_cols ? cols : e->max_cols;
         e->piece = stripe > e->piece ? stripe : e->piece;
-        e->stats[class_of(v.w.slot)].weights++;
+        bool recast = t->members[0].pieces->form != BL_FORM_BF16;
+        e->recasts |= recast;
+        e->stats[class_of(v.w.slot)].weights += !recast;
     }
     bl_status s = bl_spill_create(&e->scales, folder, plan->sum_count, err);
     if (s != BL_OK) {
@@ -138,6 +144,7 @@ typedef struct stripe {
     uint8_t *scale;      /* [blocks] out */
     const uint8_t *hint; /* [blocks] or NULL */
     const room *r;
+    bool exact; /* nothing may be lost */
 } stripe;
 
 static uint64_t blocks_of(const stripe *s)
@@ -230,6 +237,13 @@ static bool measure(const stripe *s)
     return finite;
 }
 
+/* Where the value at [row, col] of the source is. */
+static int64_t place_of(const bl_view *source, uint64_t row, uint64_t col, const bl_tensor **t)
+{
+    bl_stored stored = bl_weight_stored(&source->w, false);
+    return bl_view_place(source, false, row * stored.cols + col * stored.cols / bl_weight_cols(&source->w), t);
+}
+
 /* Name the first value of the stripe, whose first row is row, that is not finite. */
 static bl_status not_finite(const stripe *s, const bl_view *source, uint64_t row, bl_error *err)
 {
@@ -238,10 +252,22 @@ static bl_status not_finite(const stripe *s, const bl_view *source, uint64_t row
         i++;
     }
     const bl_tensor *t;
-    int64_t at = bl_view_place(source, false, 2 * (row * s->cols + i), &t);
+    int64_t at = place_of(source, row + i / s->cols, i % s->cols, &t);
     return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
                    "the value at [%llu, %llu] of '%s' is %s (bf16 0x%04x): no code stands for it", (unsigned long long)(row + i / s->cols),
                    (unsigned long long)(i % s->cols), s->w->slot->name, (s->x[i] & 0x7fff) > 0x7f80 ? "NaN" : "infinite", s->x[i]);
+}
+
+/* Name the first block of the stripe, whose first row is row, that is not the same under any one scale. */
+static bl_status inexact(const stripe *s, const bl_view *source, uint64_t row, bl_error *err)
+{
+    uint64_t b = (uint64_t)((const uint8_t *)memchr(s->r->differs, 1, blocks_of(s)) - s->r->differs);
+    const bl_tensor *t;
+    int64_t at = place_of(source, row, 32 * b, &t);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
+                   "the values of block [%llu, %llu] of '%s' do not all have %s codes under one scale: it cannot be recast without loss",
+                   (unsigned long long)(row / (s->w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1)), (unsigned long long)b, s->w->slot->name,
+                   s->w->form == BL_FORM_FP8 ? "fp8" : "fp4");
 }
 
 /* Rows [row, row + rows) of the source, read already, and their hints. */
@@ -257,6 +283,9 @@ static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, ui
             return not_finite(s, source, row + i, err);
         }
         encode_stripe(s, stats);
+        if (s->exact && memchr(s->r->differs, 1, blocks)) {
+            return inexact(s, source, row + i, err);
+        }
         s->x += s->rows * s->cols;
         s->codes += s->rows * s->code_bytes;
     }
@@ -277,33 +306,99 @@ static void add_stats(bl_encoder *e, bl_encode_class class, const bl_encode_stat
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Values of rows [row, row + rows) of the source, where they are BF16. */
+static bl_status read_bf16(bl_encoder *e, const bl_view *source, uint64_t row, uint64_t rows, const room *r, const uint16_t **x,
+                           bl_error *err)
+{
+    uint64_t row_bytes = 2 * bl_weight_cols(&source->w);
+    const uint8_t *data;
+    BL_TRY(bl_values_read(e->values, source, false, row * row_bytes, rows * row_bytes, r->source, r->values, &data, err));
+    if ((uintptr_t)data % 2) { /* as the tensor lies in its file; there is room before it */
+        data = memmove((uint8_t *)(uintptr_t)data - 1, data, rows * row_bytes);
+    }
+    *x = (const uint16_t *)(const void *)data;
+    return BL_OK;
+}
+
+/* The same where they are codes. A NaN code decodes to a NaN, which is found with the others. rows->scale stays in r->values. */
+static bl_status read_codes(bl_encoder *e, const bl_view *source, bl_rows *rows, const room *r, const uint16_t **x, bl_error *err)
+{
+    uint64_t row_bytes = bl_weight_row_bytes(&source->w);
+    BL_TRY(bl_values_read(e->values, source, false, rows->row * row_bytes, rows->rows * row_bytes, r->source, r->values, &rows->codes, err));
+    BL_TRY(bl_values_scale(e->values, rows, r->values, err));
+    bl_values_decode(e->values, rows, 0, rows->rows, r->decoded);
+    *x = r->decoded;
+    return BL_OK;
+}
+
+/* fp4 to fp8, as the release's converter does it: 6 times 2^6 is the largest such multiple below 448, so the largest scale of the
+ * block, less 6, leaves the most room below. */
+static void recast_hints(const bl_view *source, const bl_rows *rows, uint8_t *hint)
+{
+    uint64_t blocks = bl_weight_scale_row_bytes(&source->w);
+    for (uint64_t i = 0; i < rows->rows; i += BL_VALUE_TILE, hint += blocks) {
+        for (uint64_t b = 0; b < blocks; b++) {
+            int most = 0;
+            for (uint64_t k = i; k < rows->rows && k < i + BL_VALUE_TILE; k++) {
+                int s = rows->scale[k * blocks + b];
+                most = s > most ? s : most;
+            }
+            hint[b] = (uint8_t)(most < BL_FP8_SCALE_MIN + 6 ? BL_FP8_SCALE_MIN : most - 6);
+        }
+    }
+}
+
+/* A weight being encoded. */
+typedef struct work {
+    bl_encoder *e;
+    bl_view made, source;
+    const room *r;
+    size_t sum;
+    bool recast;
+} work;
+
+/* Values of a piece, and what scales they had or may have: *hint is NULL where nothing is known. */
+static bl_status read_piece(const work *w, uint64_t row, uint64_t rows, uint64_t at, uint64_t scales, const uint16_t **x,
+                            const uint8_t **hint, bl_error *err)
+{
+    bl_encoder *e = w->e;
+    bl_rows codes = {.view = &w->source, .row = row, .rows = rows};
+    *hint = NULL;
+    BL_TRY(w->recast ? read_codes(e, &w->source, &codes, w->r, x, err) : read_bf16(e, &w->source, row, rows, w->r, x, err));
+    if (e->o.hints) {
+        BL_TRY(bl_hints_read(e->o.hints, w->sum, at, scales, w->r->hints, hint, err));
+    }
+    if (!*hint && w->recast && w->made.w.form == BL_FORM_FP8) {
+        recast_hints(&w->source, &codes, w->r->hints);
+        *hint = w->r->hints;
+    }
+    return BL_OK;
+}
+
 bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64_t rows, uint8_t *codes, uint8_t *scratch,
                     bl_error *err)
 {
-    uint64_t bytes, sum = t->members[0].sum;
-    bl_view made = bl_plan_made(t, 0), source = bl_plan_view(t, 0);
+    uint64_t bytes;
     room r = make_room(e, scratch, &bytes);
-    stripe s = {.e = e, .w = &made.w, .cols = bl_weight_cols(&made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&made.w), .r = &r};
-    bl_stored grid = bl_weight_stored(&made.w, true);
-    uint64_t share = made.w.form == BL_FORM_FP8 ? BL_VALUE_TILE : 1; /* rows that share a row of scales */
+    work w = {.e = e, .made = bl_plan_made(t, 0), .source = bl_plan_view(t, 0), .r = &r, .sum = t->members[0].sum};
+    w.recast = w.source.w.form != BL_FORM_BF16;
+    stripe s = {.e = e, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&w.made.w),
+                .r = &r, .exact = w.recast};
+    bl_stored grid = bl_weight_stored(s.w, true);
+    uint64_t share = s.w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1; /* rows that share a row of scales */
     uint64_t most = e->piece / (2 * s.cols) / BL_VALUE_TILE * BL_VALUE_TILE;
     bl_encode_stats stats = {0};
     for (uint64_t end = row + rows, n; row < end; row += n) {
         n = end - row < most ? end - row : most;
-        const uint8_t *x, *hint = NULL;
+        const uint8_t *hint;
         uint64_t at = row / share * grid.cols, count = (n + share - 1) / share * grid.cols;
-        BL_TRY(bl_values_read(e->values, &source, false, row * 2 * s.cols, n * 2 * s.cols, r.source, r.values, &x, err));
-        if (e->o.hints) {
-            BL_TRY(bl_hints_read(e->o.hints, sum, at, count, r.hints, &hint, err));
-        }
-        if ((uintptr_t)x % 2) { /* as the tensor lies in its file; there is room before it */
-            x = memmove((uint8_t *)(uintptr_t)x - 1, x, n * 2 * s.cols);
-        }
-        s.x = (const uint16_t *)(const void *)x;
-        BL_TRY(encode_piece(&s, &source, row, n, r.fresh, hint, &stats, err));
-        BL_TRY(bl_spill_put(e->scales, sum, grid.rows * grid.cols, at, r.fresh, count, err));
+        BL_TRY(read_piece(&w, row, n, at, count, &s.x, &hint, err));
+        BL_TRY(encode_piece(&s, &w.source, row, n, r.fresh, hint, &stats, err));
+        BL_TRY(bl_spill_put(e->scales, w.sum, grid.rows * grid.cols, at, r.fresh, count, err));
     }
-    add_stats(e, class_of(made.w.slot), &stats);
+    if (!w.recast) {
+        add_stats(e, class_of(s.w->slot), &stats);
+    }
     return BL_OK;
 }
 

@@ -1,4 +1,5 @@
-/* Encoding BF16 weights: codes and scales from values, a piece of rows at a time, with what was lost. */
+/* Encoding weights: codes and scales from values, a piece of rows at a time, with what was lost. Values come from BF16, where codes
+ * lose something, or from codes of another kind, where nothing may be lost. */
 #ifndef BL_CONVERT_ENCODE_H
 #define BL_CONVERT_ENCODE_H
 
@@ -46,8 +47,8 @@ void bl_encoder_destroy(bl_encoder **e);
 uint64_t bl_encoder_scratch(const bl_encoder *e);
 
 /* Rows [row, row + rows) of the codes of t, an encoded tensor, to codes; row is a multiple of 32, and so is rows unless the tensor
- * ends there. Their scale bytes wait for bl_encode_scales. Each row is encoded once. A NaN or an infinity, for which there is no
- * code, is BL_E_INPUT, naming the tensor and its place. scratch: aligned to BL_IO_ALIGN. Thread-safe. */
+ * ends there. Their scale bytes wait for bl_encode_scales. Each row is encoded once. BL_E_INPUT, naming the tensor and the
+ * place: a NaN or an infinity, for which there is no code; a block of codes that cannot be recast without loss. scratch: aligned to BL_IO_ALIGN. Thread-safe. */
 bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64_t rows, uint8_t *codes, uint8_t *scratch,
                     bl_error *err);
 /* n bytes at offset of the scale tensor t; all its codes were made. In ascending order. */

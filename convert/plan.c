@@ -12,7 +12,7 @@ bl_status bl_plan_nomem(const bl_planner *p, bl_error *err)
 
 const char *bl_action_name(bl_action a)
 {
-    static const char *const names[] = {"none", "copy", "cast", "encode", "consume", "stack", "unstack", "split", "join", "drop"};
+    static const char *const names[] = {"none", "copy", "cast", "encode", "recast", "consume", "stack", "unstack", "split", "join", "drop"};
     return a < BL_ACTIONS ? names[a] : "none";
 }
 
@@ -59,20 +59,26 @@ static bl_status plan_packed(bl_planner *p, bl_plan_source s, const bl_share *sh
     return expert ? bl_plan_stacked(p, s, share, err) : bl_plan_single(p, s, share, false, err);
 }
 
-/* The form in which the release has a weight; 0 when it is BF16 or F32 there too, or already has a form of its own. */
-static bl_form released_form(const bl_weight *w)
+/* The form to encode a weight to; 0 when it comes out as it is: BF16 and F32 of the release, and codes of the right kind. */
+static bl_form encoded_form(const bl_planner *p, const bl_weight *w)
 {
-    if (w->form != BL_FORM_BF16) {
+    bl_form form = w->form == BL_FORM_BF16 ? BL_FORM_FP4 : w->form;
+    switch (w->slot->kind) {
+    case BL_SLOT_DENSE:
+        return w->form == BL_FORM_BF16 ? BL_FORM_FP8 : 0;
+    case BL_SLOT_EXPERT:
+        form = p->o->experts ? p->o->experts : form;
+        return form == w->form ? 0 : form;
+    default:
         return 0;
     }
-    return w->slot->kind == BL_SLOT_DENSE ? BL_FORM_FP8 : w->slot->kind == BL_SLOT_EXPERT ? BL_FORM_FP4 : 0;
 }
 
 static bl_status plan_released(bl_planner *p, bl_plan_source s, const bl_share *whole, bl_error *err)
 {
-    bl_form form = released_form(s.w);
+    bl_form form = encoded_form(p, s.w);
     bool stacked = s.w->tensor->ndim > s.w->slot->ndim;
-    bl_action a = form ? BL_ACT_ENCODE : stacked ? BL_ACT_UNSTACK : BL_ACT_COPY;
+    bl_action a = form ? (s.w->form == BL_FORM_BF16 ? BL_ACT_ENCODE : BL_ACT_RECAST) : stacked ? BL_ACT_UNSTACK : BL_ACT_COPY;
     act_all(p, s, a, a);
     p->out->fp8 += (form ? form : s.w->form) == BL_FORM_FP8;
     p->out->fp4 += (form ? form : s.w->form) == BL_FORM_FP4;
@@ -103,7 +109,7 @@ static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *sh
 
 static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *err)
 {
-    bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4 || (p->o->target == BL_TO_RELEASED && released_form(w));
+    bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4 || (p->o->target == BL_TO_RELEASED && encoded_form(p, w));
     if ((codes && bl_weight_cols(w) > BL_VALUE_MAX_COLS) ||
         (w->form == BL_FORM_TABLE && bl_weight_row_bytes(w) > BL_STREAM_TILE)) {
         return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu elements are too wide, the most is %d",

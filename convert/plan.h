@@ -17,6 +17,7 @@ typedef struct bl_plan_options {
     bl_target target;
     unsigned drop;       /* BL_DROP_ bits; checkpoints of earlier generations are kept whole */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
+    bl_form experts;     /* BL_TO_RELEASED: BL_FORM_FP4 or BL_FORM_FP8; 0 = codes as they are, BF16 to fp4 */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
@@ -28,6 +29,7 @@ typedef enum bl_action {
     BL_ACT_COPY,    /* bytes as they are, same name */
     BL_ACT_CAST,    /* decoded to BF16, same name */
     BL_ACT_ENCODE,  /* BF16 to codes of the same name and a scale */
+    BL_ACT_RECAST,  /* codes to codes of another kind with another scale, every value the same */
     BL_ACT_CONSUME, /* a scale that a cast uses up */
     BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
     BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
@@ -54,7 +56,7 @@ typedef struct bl_plan_tensor {
     size_t member_count;
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
-    bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of BF16 values, codes or (scale) what goes with them; 0 = not encoded */
+    bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of values, codes or (scale) what goes with them; 0 = not encoded */
     bool aside;   /* kept beside the checkpoint, not a part of it */
     bool stacked; /* members are experts of one layer, a rank's */
     int rank;     /* BL_TO_PACKED: in whose folder it is */

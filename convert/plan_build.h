@@ -25,7 +25,7 @@ typedef struct bl_plan_source {
 /* Add the output tensors of a weight, or of a rank's share of it: its codes, or their cast to BF16, and its scale, aside or nowhere
  * when the cast uses it up. */
 bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share, bool cast, bl_error *err);
-/* Add the codes that a BF16 weight is encoded to, and their scale behind them. */
+/* Add the codes that a weight's values are encoded to, and their scale behind them. */
 bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share, bl_form form, bl_error *err);
 /* As bl_plan_single, for an expert in a stacked tensor. A rank's experts come in model order. */
 bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err);

@@ -442,7 +442,8 @@ def test_tensors_at_odd_offsets(baleen, demo_cast, tmp_path):
 
 @pytest.mark.parametrize("args", [["--to", "bf16", "--scale-hints", DEMO], ["--to", "packed", "--fp4-ties", "even"],
                                   ["--to", "released", "--fp4-ties", "up"], ["--to", "bf16", "--canonical-zero"],
-                                  ["--to", "released", "--keep", "dspark"], ["--to", "released", "--save-scales"]])
+                                  ["--to", "released", "--keep", "dspark"], ["--to", "released", "--save-scales"],
+                                  ["--to", "released", "--experts", "bf16"], ["--to", "packed", "--experts", "fp8"]])
 def test_usage(baleen, tmp_path, args):
     r = baleen("convert", DEMO, tmp_path / "out", *args)
     assert r.rc == 2 and r.err.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -570,3 +571,110 @@ def test_kept_scales_that_are_damaged(baleen, tmp_path):
     file.unlink()
     file.mkdir()
     assert_refused(baleen, tmp_path / "b", tmp_path, words=["scales.source.st"])
+
+
+# ---- experts in fp8
+
+EXPERT = re.compile(r"\.ffn\.experts\.\d+\.w\d\.")
+
+
+def fp8_experts(items):
+    """What the release's converter makes of fp4 experts: the largest scale of a 32x32 block less 6, codes moved by the difference."""
+    out = dict(items)
+    for name, (dtype, shape, data) in items.items():
+        if dtype != "I8":
+            continue
+        sname = name[:-len("weight")] + "scale"
+        s = np.frombuffer(items[sname][2], np.uint8).reshape(items[sname][1]).astype(np.int64)
+        rows = -(-shape[0] // 32)
+        p = np.zeros((rows * 32, s.shape[1]), np.int64)
+        p[:shape[0]] = s
+        new = p.reshape(rows, 32, -1).max(1) - 6
+        x = ((np.frombuffer(ckpt.decode(name, items), np.uint16).astype(np.uint32)) << 16).view(np.float32).reshape(shape[0], -1)
+        y = x.astype(np.float64) / np.ldexp(1.0, spread(new, x.shape, False) - 127)
+        n, sign = codes_of(y, MID8, "even")
+        assert (ckpt.E4M3[n] == np.abs(y)).all()
+        out[name] = ("F8_E4M3", x.shape, (n | sign.astype(np.uint8) << 7).tobytes())
+        out[sname] = ("F8_E8M0", new.shape, new.astype(np.uint8).tobytes())
+    return out
+
+
+def narrow(items, reach, seed=7):
+    """Scales of experts within reach binades of each other in every block."""
+    rng, out = np.random.default_rng(seed), dict(items)
+    for name, (dtype, shape, data) in items.items():
+        if dtype == "F8_E8M0" and EXPERT.search(name):
+            out[name] = (dtype, shape, rng.integers(120 - reach, 121, shape, np.uint8).tobytes())
+    return out
+
+
+def test_experts_to_fp8_and_back(baleen, tmp_path):
+    src = ckpt.write_folder(tmp_path / "src", narrow(ckpt.tensors(DEMO), 14), DEMO)
+    r = released(baleen, src, tmp_path / "f8", "--experts", "fp8")
+    have, want = ckpt.tensors(tmp_path / "f8"), fp8_experts(ckpt.tensors(src))
+    assert have == want
+    assert r["actions"]["recast"] == 2 * sum(t[0] == "I8" for t in ckpt.tensors(src).values()) and r["encoded"] == []
+    config, original = (json.loads((p / "config.json").read_text()) for p in (tmp_path / "f8", src))
+    del original["quantization_config"]["expert_dtype"]
+    assert config == original
+    ok(baleen("verify", tmp_path / "f8", "--against", src))
+    released(baleen, tmp_path / "f8", tmp_path / "same")  # as they are
+    same_tensors(tmp_path / "same", tmp_path / "f8")
+    # and back: by value always, by byte with the scales
+    released(baleen, tmp_path / "f8", tmp_path / "back", "--experts", "fp4", "--scale-hints", src)
+    same_tensors(tmp_path / "back", src)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    released(baleen, tmp_path / "f8", tmp_path / "values", "--experts", "fp4")
+    ok(baleen("verify", tmp_path / "values", "--against", src))
+    # from a packed model, and with hints that know experts as fp4 only
+    ok(baleen("convert", src, tmp_path / "p", "--to", "packed"))
+    released(baleen, tmp_path / "p", tmp_path / "pf8", "--experts", "fp8", "--scale-hints", src)
+    same_tensors(tmp_path / "pf8", tmp_path / "f8")
+
+
+def test_experts_of_a_cast_to_fp8(baleen, tmp_path):
+    """From BF16 the usual rule holds, with kept fp4 scales of no use to experts."""
+    src = ckpt.write_folder(tmp_path / "src", narrow(ckpt.tensors(DEMO), 3), DEMO)
+    ok(baleen("convert", src, tmp_path / "b", "--to", "bf16", "--save-scales"))
+    r = released(baleen, tmp_path / "b", tmp_path / "r", "--experts", "fp8")
+    assert 0 < r["scale_hints"] < r["actions"]["encode"]
+    assert all(c["max_error"] == 0 for c in r["encoded"])
+    ok(baleen("verify", tmp_path / "r", "--against", src))
+
+
+def test_recasts_that_lose_are_refused(baleen, tmp_path):
+    name = "layers.5.ffn.experts.6.w2"
+    items = narrow(ckpt.tensors(DEMO), 3)
+    dtype, shape, data = items[name + ".scale"]
+    s = np.frombuffer(data, np.uint8).reshape(shape).copy()
+    codes = np.frombuffer(items[name + ".weight"][2], np.uint8).reshape(items[name + ".weight"][1]).copy()
+    s[64:96, 1], codes[64:96, 16:32] = 120, 0x77  # 6 under the largest scale, and the smallest code 15 binades below: 2^18 apart
+    s[70, 1], codes[70, 16:32] = 105, 0x11
+    items[name + ".scale"] = (dtype, shape, s.tobytes())
+    items[name + ".weight"] = ("I8", codes.shape, codes.tobytes())
+    src = ckpt.write_folder(tmp_path / "src", items, DEMO)
+    file = next(f for f in src.glob("*.safetensors") if name + ".weight" in ckpt.header(f)[0])
+    h, base, _ = ckpt.header(file)
+    at = base + h[name + ".weight"]["data_offsets"][0] + 64 * codes.shape[1] + 16
+    assert_refused(baleen, src, tmp_path, "--experts", "fp8", words=[name + ".weight", "[2, 1]", file.name, f"byte {at}", "fp8"])
+    # a row of zeros may have any scale, and a block whose largest scale is idle uses the next one
+    codes[70, 16:32] = 0
+    items[name + ".weight"] = ("I8", codes.shape, codes.tobytes())
+    good = ckpt.write_folder(tmp_path / "good", items, DEMO)
+    released(baleen, good, tmp_path / "r", "--experts", "fp8")
+    ok(baleen("verify", tmp_path / "r", "--against", good))
+    s[64:96, 1], codes[64:96, 16:32] = 105, 0x11
+    s[70, 1], codes[70, 16:32] = 120, 0
+    items[name + ".scale"], items[name + ".weight"] = (dtype, shape, s.tobytes()), ("I8", codes.shape, codes.tobytes())
+    idle = ckpt.write_folder(tmp_path / "idle", items, DEMO)
+    released(baleen, idle, tmp_path / "i", "--experts", "fp8")
+    ok(baleen("verify", tmp_path / "i", "--against", idle))
+    # fp8 codes with four significant bits have no fp4 code; a NaN code has none at all
+    full = ckpt.tensors(tmp_path / "r")
+    dtype, shape, data = full[name + ".weight"]
+    for code, words in ((0x3F, ["[33, 2]", "fp4"]), (0x7F, ["NaN", "[33, 70]"])):
+        b = bytearray(data)
+        b[33 * shape[1] + 70] = code
+        full[name + ".weight"] = (dtype, shape, bytes(b))
+        bad = ckpt.write_folder(tmp_path / f"bad{code}", full, tmp_path / "r")
+        assert_refused(baleen, bad, tmp_path, "--experts", "fp4", words=[name + ".weight", *words])
