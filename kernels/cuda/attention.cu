@@ -125,21 +125,44 @@ __device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, i
     return a.t->pages[page].latents + entry % PAGE * latent_bytes(a.d);
 }
 
-/* A warp decodes one row to bf16. */
-__device__ __forceinline__ void decode_row(uint16_t *out, const uint8_t *row, bool window, int64_t d)
+/* n bytes at any address, n 8 or 16; as one load where the address allows. */
+template <int N> __device__ __forceinline__ void load_bytes(uint32_t w[N / 4], const uint8_t *p)
 {
-    const int lane = threadIdx.x % WARP;
-    for (int64_t i = 2 * lane; i < d; i += 2 * WARP) {
-        uint16_t x = 0, y = 0;
-        if (row && window) {
-            const float s = e8m0(row[d + i / 32]);
-            x = scaled(e4m3(row[i]), s), y = scaled(e4m3(row[i + 1]), s);
-        } else if (row) {
-            const float s = e4m3(row[d / 2 + i / 16]);
-            x = scaled(e2m1(row[i / 2] & 15), s), y = scaled(e2m1(row[i / 2] >> 4), s);
-        }
-        *(uint32_t *)(out + i) = x | (uint32_t)y << 16;
+    if (((uintptr_t)p & (N - 1)) == 0) {
+        if (N == 16) *(uint4 *)w = *(const uint4 *)p;
+        else *(uint2 *)w = *(const uint2 *)p;
+        return;
     }
+    for (int i = 0; i < N / 4; i++) w[i] = p[4 * i] | (uint32_t)p[4 * i + 1] << 8 | (uint32_t)p[4 * i + 2] << 16 | (uint32_t)p[4 * i + 3] << 24;
+}
+
+/* Sixteen elements of a packed row, which share a scale, as bf16: they lie in out, 16-byte aligned. A NULL row gives zeros. */
+__device__ __forceinline__ void decode16(uint16_t *out, const uint8_t *row, bool window, int64_t i, int64_t d)
+{
+    uint32_t w[4] = {0, 0, 0, 0}, v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    if (row && window) {
+        const uint8_t byte = row[d + i / 32];
+        const uint32_t s = scale_bf16x2(byte);
+        load_bytes<16>(w, row + i);
+        for (int k = 0; k < 4; k++) {
+            const uint2 x = decode_fp8(w[k], s);
+            v[2 * k] = x.x, v[2 * k + 1] = x.y;
+        }
+        if (byte == 255)
+            for (int k = 0; k < 8; k++) v[k] = 0x7fc07fc0;
+    } else if (row) {
+        const float f = e4m3(row[d / 2 + i / 16]);
+        const uint32_t s = to_bf16(f) * 0x10001u; /* an e4m3 value is a bf16 */
+        load_bytes<8>(w, row + i / 2);
+        for (int k = 0; k < 2; k++) {
+            const uint2 x = decode_fp4(w[k], s), y = decode_fp4(w[k] >> 16, s);
+            v[4 * k] = x.x, v[4 * k + 1] = x.y, v[4 * k + 2] = y.x, v[4 * k + 3] = y.y;
+        }
+        if (f != f)
+            for (int k = 0; k < 8; k++) v[k] = 0x7fc07fc0;
+    }
+    ((uint4 *)out)[0] = make_uint4(v[0], v[1], v[2], v[3]);
+    ((uint4 *)out)[1] = make_uint4(v[4], v[5], v[6], v[7]);
 }
 
 /* Scores of the warp's 8 slots with the block's 16 heads. */
@@ -185,7 +208,7 @@ __device__ __forceinline__ float softmax_step(uint16_t *p, const float *s, float
 struct attend_shared {
     float scores[HEADS][SLOTS + 1], fade[HEADS], denominator[HEADS];
     alignas(16) uint16_t p[HEADS][SLOTS + PAD];
-    int kept[SLOTS];
+    const uint8_t *row[SLOTS]; /* NULL: a hole */
 };
 
 __global__ void __launch_bounds__(THREADS) attend_kernel(bl_cuda_attention a, bl_cuda_tables tables)
@@ -197,24 +220,31 @@ __global__ void __launch_bounds__(THREADS) attend_kernel(bl_cuda_attention a, bl
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint16_t *q = shared, *rows = shared + HEADS * stride;
     const bl_cuda_span *span = &tables.spans[tables.span_of[token]];
-    for (int64_t i = threadIdx.x; i < HEADS * d; i += THREADS)
-        q[i / d * stride + i % d] = head0 + i / d < a.heads ? a.q[(token * a.heads + head0) * d + i] : (uint16_t)0;
+    const int vectors = (int)(d / 8);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < HEADS * vectors; i += THREADS) {
+        const uint4 *from = (const uint4 *)(a.q + (token * a.heads + head0) * d) + i;
+        *(uint4 *)(q + i / vectors * stride + i % vectors * 8) = head0 + i / vectors < a.heads ? *from : make_uint4(0, 0, 0, 0);
+    }
     float acc[TILES][4] = {}, peak[2] = {-1e30f, -1e30f}, total[2] = {0, 0}; /* a warp has heads 2 warp, 2 warp + 1 */
     const int64_t slots = a.window + (a.selected ? a.topk : 0);
     for (int64_t from = 0; from < slots; from += SLOTS) {
-        int any = 0;
-        for (int i = warp; i < SLOTS; i += THREADS / WARP) {
-            const uint8_t *row = from + i < slots ? slot_row(a, token, span, from + i) : NULL;
-            decode_row(rows + i * stride, row, from + i < a.window, d);
-            if (lane == 0) sh.kept[i] = row != NULL;
-            any |= row != NULL;
+        const uint8_t *mine = NULL;
+        if (threadIdx.x < SLOTS) {
+            if (from + threadIdx.x < slots) mine = slot_row(a, token, span, from + threadIdx.x);
+            sh.row[threadIdx.x] = mine;
         }
-        if (!__syncthreads_or(any)) continue;
+        if (!__syncthreads_or(mine != NULL)) continue;
+        const int parts = (int)(d / 16);
+#pragma unroll 4
+        for (int i = threadIdx.x; i < SLOTS * parts; i += THREADS)
+            decode16(rows + i / parts * stride + i % parts * 16, sh.row[i / parts], from + i / parts < a.window, i % parts * 16, d);
+        __syncthreads();
         float s[4];
         score_slots(s, q, rows, d);
         for (int i = 0; i < 4; i++) {
             const int slot = 8 * warp + 2 * t + i % 2;
-            sh.scores[g + i / 2 * 8][slot] = sh.kept[slot] ? s[i] * a.scale : -INFINITY;
+            sh.scores[g + i / 2 * 8][slot] = sh.row[slot] ? s[i] * a.scale : -INFINITY;
         }
         __syncthreads();
         for (int h = 0; h < 2; h++) {

@@ -121,7 +121,7 @@ __device__ __forceinline__ float lane_tree(float v)
     return v;
 }
 
-/* Sum over a row of n elements in the order of cuda.h, by a whole block of 256 threads; term(i, sum) adds element i. sums: shared,
+/* Sum over a row of n elements in the order of cuda.h, by a whole block; term(i, sum) adds element i. sums: shared,
  * [BL_CUDA_MAX_ROW / BL_CUDA_ROW_SEGMENT]. Every thread gets the result. */
 template <class F> __device__ __forceinline__ float row_sum(float *sums, int64_t n, F term)
 {
@@ -131,6 +131,7 @@ template <class F> __device__ __forceinline__ float row_sum(float *sums, int64_t
         const int64_t from = (int64_t)(base + group) * BL_CUDA_ROW_SEGMENT;
         const int64_t to = from + BL_CUDA_ROW_SEGMENT < n ? from + BL_CUDA_ROW_SEGMENT : n;
         float v = 0;
+#pragma unroll 8
         for (int64_t i = from + lane; i < to; i += 16) v = term(i, v);
         v = lane_tree(v);
         if (lane == 0 && base + group < segments) sums[base + group] = v;
@@ -169,7 +170,7 @@ struct fragment_a {
  * order within a step changes nothing (dot.h). */
 __device__ __forceinline__ void mma(float c[4], const fragment_a &a, uint2 b)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.x), "r"(b.y));
 }

@@ -3,9 +3,9 @@
 
 namespace bl {
 
-enum { THREADS = 256, SORT_THREADS = 1024, SORT_EXPERTS = 4096 };
+enum { THREADS = 256, SORT_THREADS = 1024, LIST = 4096 /* choices looked at together */ };
 
-/* The k best of biased scores, best first, ties to the lower id; a warp for each token. */
+/* The k best of biased scores, best first, ties to the lower id; a block for each token, of which one warp chooses. */
 __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
                              float route_scale)
 {
@@ -14,11 +14,12 @@ __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, co
     const int lane = threadIdx.x;
     const float *row = logits + t * E;
     __shared__ int32_t chosen[BL_CUDA_MAX_CHOICES];
-    for (int64_t e = lane; e < E; e += WARP) {
+    for (int64_t e = threadIdx.x; e < E; e += blockDim.x) {
         const float key = bl_sqrt_softplus(row[e]) + bias[e];
         keys[e] = key != key ? -INFINITY : key;
     }
-    __syncwarp();
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
     for (int64_t i = 0; i < k; i++) {
         float best = -INFINITY;
         int at = 0x7fffffff; /* the lowest id left, even among keys of -infinity */
@@ -70,6 +71,20 @@ __device__ int block_scan(int value, int *total)
     return before + x - value;
 }
 
+/* visit(i) for the choices i of expert e, ascending; a whole block, which reads the choices together. */
+template <class F> __device__ __forceinline__ void each_choice(const int32_t *ids, int n, int e, F visit)
+{
+    __shared__ int32_t list[LIST];
+    for (int base = 0; base < n; base += LIST) {
+        const int count = n - base < LIST ? n - base : LIST;
+        __syncthreads();
+        for (int i = threadIdx.x; i < count; i += blockDim.x) list[i] = ids[base + i];
+        __syncthreads();
+        for (int i = 0; i < count; i++)
+            if (list[i] == e) visit(base + i);
+    }
+}
+
 /* One block; a thread walks all choices for the experts it has. */
 __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, const int32_t *ids, const float *gates, int T, int k,
                                                             int first, int E, int unit)
@@ -78,7 +93,8 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
     for (int base = 0; base < E; base += blockDim.x) {
         const int e = base + threadIdx.x;
         int count = 0, total;
-        for (int i = 0; e < E && i < T * k; i++) count += ids[i] == first + e;
+        const int id = e < E ? first + e : -1;
+        each_choice(ids, T * k, id, [&](int) { count++; });
         int at = slots + block_scan(count, &total);
         slots += total;
         int u = units + block_scan((count + unit - 1) / unit, &total);
@@ -88,12 +104,11 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
             g.units[3 * u + 1] = at + i;
             g.units[3 * u + 2] = count - i < unit ? count - i : unit;
         }
-        for (int i = 0; count && i < T * k; i++)
-            if (ids[i] == first + e) {
-                g.token[at] = i / k;
-                g.gate[at] = gates[i];
-                g.slot_of[i] = at++;
-            }
+        each_choice(ids, T * k, id, [&](int i) {
+            g.token[at] = i / k;
+            g.gate[at] = gates[i];
+            g.slot_of[i] = at++;
+        });
     }
     for (int i = threadIdx.x; i < T * k; i += blockDim.x)
         if (ids[i] < first || ids[i] >= first + E) g.slot_of[i] = 0x7fffffff;
@@ -150,7 +165,7 @@ using namespace bl;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale)
 {
-    route_kernel<<<(unsigned)T, WARP, E * sizeof(float), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
+    route_kernel<<<(unsigned)T, THREADS, E * sizeof(float), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,

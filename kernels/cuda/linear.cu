@@ -5,7 +5,12 @@
 
 namespace bl {
 
-enum { WARPS = 8, ROWS = 16, SEGMENT = 256, STEPS = SEGMENT / 16 };
+enum {
+    ROWS = 16, SEGMENT = 256, STEPS = SEGMENT / 16,
+    MANY = 5,  /* warps of a block where there are many blocks: K of 1280, 2304 and 5120 leave few of them idle */
+    FEW = 20,  /* where there are few: a segment of K = 5120 for each */
+    FEW_BLOCKS = 200
+};
 
 struct rows_of {
     const uint8_t *codes[2], *scale[2]; /* of rows g and g + 8 of the tile; NULL behind the last row */
@@ -50,6 +55,12 @@ __device__ __forceinline__ void step(float c[NT][4], const fragment_a &a, const 
 /* Scale bytes of a segment's blocks as bf16 pairs. */
 __device__ __forceinline__ void load_scales(uint32_t out[8], const uint8_t *scale, int64_t k, int64_t cols)
 {
+    const uint8_t *first = scale + k / 32;
+    if (scale && k + SEGMENT <= cols && ((uintptr_t)first & 7) == 0) {
+        const uint2 v = __ldg((const uint2 *)first);
+        for (int b = 0; b < 8; b++) out[b] = scale_bf16x2((uint8_t)((b < 4 ? v.x : v.y) >> b % 4 * 8));
+        return;
+    }
     for (int b = 0; b < 8; b++) out[b] = scale && k + 32 * b < cols ? scale_bf16x2(__ldg(scale + k / 32 + b)) : 0;
 }
 
@@ -118,7 +129,7 @@ template <int NT> __device__ __forceinline__ void segment_fp4(float c[NT][4], co
 template <int NT> __device__ __forceinline__ void segment_bf16(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
 {
     const int t = threadIdx.x % 4;
-#pragma unroll 8
+#pragma unroll
     for (int s = 0; s < STEPS; s++) {
         const int64_t k = k0 + 16 * s + 4 * t;
         const uint2 low = load_x((const uint16_t *)w.codes[0], k, w.cols), high = load_x((const uint16_t *)w.codes[1], k, w.cols);
@@ -139,7 +150,7 @@ __device__ __forceinline__ uint32_t split_pair(float &a, float &b)
 template <int NT> __device__ __forceinline__ void segment_f32(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
 {
     const int t = threadIdx.x % 4;
-#pragma unroll 4
+#pragma unroll 8
     for (int s = 0; s < STEPS; s++) {
         const int64_t k = k0 + 16 * s + 4 * t;
         fragment_a a[3];
@@ -169,14 +180,20 @@ __device__ __forceinline__ void segment(float c[NT][4], const rows_of &w, const 
     else segment_f32<NT>(c, w, x, k0);
 }
 
-/* Sums of the block's tile over all segments, ascending: thread i gets elements i, i + 256, ... of [NT * 8 tokens][16 rows]. */
-template <bl_weight_kind KIND, int NT>
-__device__ __forceinline__ void tile_sums(float total[(NT + 1) / 2], const rows_of &w, const uint16_t *const x[NT])
+/* Results that a thread of a block of W warps has. */
+template <int NT, int W> struct share {
+    enum { COUNT = (NT * 8 * ROWS + W * WARP - 1) / (W * WARP) };
+};
+
+/* Sums of the block's tile over all segments, ascending: thread i gets elements i, i + 32 W, ... of [NT * 8 tokens][16 rows]. */
+template <bl_weight_kind KIND, int NT, int WARPS>
+__device__ __forceinline__ void tile_sums(float total[share<NT, WARPS>::COUNT], const rows_of &w, const uint16_t *const x[NT])
 {
+    enum { COUNT = share<NT, WARPS>::COUNT };
     __shared__ float sums[WARPS][NT * 8][ROWS + 1];
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const int segments = (int)((w.cols + SEGMENT - 1) / SEGMENT);
-    for (int i = 0; i < (NT + 1) / 2; i++) total[i] = 0;
+    for (int i = 0; i < COUNT; i++) total[i] = 0;
     for (int base = 0; base < segments; base += WARPS) {
         if (base + warp < segments) {
             float c[NT][4];
@@ -186,8 +203,8 @@ __device__ __forceinline__ void tile_sums(float total[(NT + 1) / 2], const rows_
         }
         __syncthreads();
         const int count = segments - base < WARPS ? segments - base : WARPS;
-        for (int i = 0; i < (NT + 1) / 2; i++) {
-            const int at = threadIdx.x + 256 * i;
+        for (int i = 0; i < COUNT; i++) {
+            const int at = threadIdx.x + WARPS * WARP * i;
             if (at < NT * 8 * ROWS)
                 for (int k = 0; k < count; k++) total[i] += sums[k][at / ROWS][at % ROWS];
         }
@@ -203,7 +220,7 @@ struct dense_args {
     float *y32;
 };
 
-template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) dense_kernel(dense_args p)
+template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(W * WARP) dense_kernel(dense_args p)
 {
     const int64_t group = blockIdx.z, row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
     const int64_t begin = p.row0 + group * p.row_step;
@@ -213,10 +230,10 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) de
         const int64_t i = token + 8 * n + threadIdx.x % WARP / 4;
         x[n] = i < p.tokens ? p.x + group * p.x_step + i * p.ldx : NULL;
     }
-    float total[(NT + 1) / 2];
-    tile_sums<KIND, NT>(total, w, x);
-    for (int i = 0; i < (NT + 1) / 2; i++) {
-        const int at = threadIdx.x + 256 * i;
+    float total[share<NT, W>::COUNT];
+    tile_sums<KIND, NT, W>(total, w, x);
+    for (int i = 0; i < share<NT, W>::COUNT; i++) {
+        const int at = threadIdx.x + W * WARP * i;
         const int64_t t = token + at / ROWS, r = row + at % ROWS;
         if (at >= NT * 8 * ROWS || t >= p.tokens || r >= p.rows) continue;
         const int64_t y = group * p.y_step + t * p.ld + r;
@@ -225,16 +242,15 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) de
     }
 }
 
-/* A warp for each segment; its sums as they are. */
-template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) parts_kernel(dense_args p, float *parts)
+/* A block of one warp for each segment; its sums as they are. */
+template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) parts_kernel(dense_args p, float *parts)
 {
     const int64_t row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
-    const int64_t index = (int64_t)blockIdx.z * WARPS + threadIdx.x / WARP;
+    const int64_t index = blockIdx.z;
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
     const uint16_t *x[NT];
     float c[NT][4];
-    if (index * SEGMENT >= p.w.cols) return;
     for (int n = 0; n < NT; n++) x[n] = token + 8 * n + g < p.tokens ? p.x + (token + 8 * n + g) * p.ldx : NULL;
     segment<KIND, NT>(c, w, x, index * SEGMENT);
     for (int n = 0; n < NT; n++)
@@ -254,7 +270,7 @@ struct expert_args {
     uint16_t *y[2];
 };
 
-template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) expert_kernel(expert_args p)
+template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(W * WARP) expert_kernel(expert_args p)
 {
     if ((int)blockIdx.y >= *p.unit_count) return;
     const int32_t *unit = p.units + 3 * blockIdx.y;
@@ -268,10 +284,10 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(256) ex
         const int64_t i = 8 * n + threadIdx.x % WARP / 4;
         x[n] = i < count ? p.x + (p.by_token ? p.token[slot + i] : slot + i) * p.cols : NULL;
     }
-    float total[(NT + 1) / 2];
-    tile_sums<KIND, NT>(total, w, x);
-    for (int i = 0; i < (NT + 1) / 2; i++) {
-        const int at = threadIdx.x + 256 * i;
+    float total[share<NT, W>::COUNT];
+    tile_sums<KIND, NT, W>(total, w, x);
+    for (int i = 0; i < share<NT, W>::COUNT; i++) {
+        const int at = threadIdx.x + W * WARP * i;
         if (at < NT * 8 * ROWS && at / ROWS < count && row + at % ROWS < p.rows)
             y[(slot + at / ROWS) * p.rows + row + at % ROWS] = to_bf16(total[i]);
     }
@@ -293,20 +309,27 @@ static dense_args dense_of(const bl_cuda_product *p)
     return {p->w, p->row0, p->rows, p->ldx, p->tokens, p->ld, p->x_step, p->row_step, p->y_step, p->x, p->y16, p->y32};
 }
 
+template <int NT, int W> static void launch_dense_by(cudaStream_t s, bl_weight_kind kind, const dense_args &a, dim3 grid)
+{
+    if (kind == BL_W_FP8) dense_kernel<BL_W_FP8, NT, W><<<grid, W * WARP, 0, s>>>(a);
+    else if (kind == BL_W_FP4) dense_kernel<BL_W_FP4, NT, W><<<grid, W * WARP, 0, s>>>(a);
+    else if (kind == BL_W_BF16) dense_kernel<BL_W_BF16, NT, W><<<grid, W * WARP, 0, s>>>(a);
+    else dense_kernel<BL_W_F32, NT, W><<<grid, W * WARP, 0, s>>>(a);
+}
+
 template <int NT> static void launch_dense(cudaStream_t s, bl_weight_kind kind, const dense_args &a, int64_t groups)
 {
     const dim3 grid(blocks_of(a.rows, ROWS), blocks_of(a.tokens, NT * 8), (unsigned)(groups > 1 ? groups : 1));
-    if (kind == BL_W_FP8) dense_kernel<BL_W_FP8, NT><<<grid, 256, 0, s>>>(a);
-    else if (kind == BL_W_FP4) dense_kernel<BL_W_FP4, NT><<<grid, 256, 0, s>>>(a);
-    else if (kind == BL_W_BF16) dense_kernel<BL_W_BF16, NT><<<grid, 256, 0, s>>>(a);
-    else dense_kernel<BL_W_F32, NT><<<grid, 256, 0, s>>>(a);
+    const bool few = grid.x * grid.y * grid.z < FEW_BLOCKS && a.w.cols > MANY * SEGMENT;
+    if (few && NT < 4) launch_dense_by<NT, NT < 4 ? FEW : MANY>(s, kind, a, grid); /* more tokens take too many registers */
+    else launch_dense_by<NT, MANY>(s, kind, a, grid);
 }
 
 template <int NT> static void launch_experts(cudaStream_t s, bl_weight_kind kind, const expert_args &a, dim3 grid)
 {
-    if (kind == BL_W_FP8) expert_kernel<BL_W_FP8, NT><<<grid, 256, 0, s>>>(a);
-    else if (kind == BL_W_FP4) expert_kernel<BL_W_FP4, NT><<<grid, 256, 0, s>>>(a);
-    else expert_kernel<BL_W_BF16, NT><<<grid, 256, 0, s>>>(a);
+    if (kind == BL_W_FP8) expert_kernel<BL_W_FP8, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
+    else if (kind == BL_W_FP4) expert_kernel<BL_W_FP4, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
+    else expert_kernel<BL_W_BF16, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
 }
 
 } // namespace bl
@@ -328,11 +351,11 @@ void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *p
 {
     const dense_args a = dense_of(p);
     const int nt = tiles_for(p->tokens);
-    const dim3 grid(blocks_of(p->rows, ROWS), blocks_of(p->tokens, 8 * nt), blocks_of(p->w.cols, SEGMENT * WARPS));
+    const dim3 grid(blocks_of(p->rows, ROWS), blocks_of(p->tokens, 8 * nt), blocks_of(p->w.cols, SEGMENT));
     if (p->tokens <= 0) return;
-    if (nt == 1) parts_kernel<BL_W_F32, 1><<<grid, 256, 0, s>>>(a, parts);
-    else if (nt == 2) parts_kernel<BL_W_F32, 2><<<grid, 256, 0, s>>>(a, parts);
-    else parts_kernel<BL_W_F32, 4><<<grid, 256, 0, s>>>(a, parts);
+    if (nt == 1) parts_kernel<BL_W_F32, 1><<<grid, WARP, 0, s>>>(a, parts);
+    else if (nt == 2) parts_kernel<BL_W_F32, 2><<<grid, WARP, 0, s>>>(a, parts);
+    else parts_kernel<BL_W_F32, 4><<<grid, WARP, 0, s>>>(a, parts);
 }
 
 int64_t bl_cuda_unit_slots(int64_t T)

@@ -3,7 +3,7 @@
 
 namespace bl {
 
-enum { THREADS = 256, MIX = S * (2 + S), PART = 256 /* elements of a segment of a product */ };
+enum { THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MIX = S * (2 + S), PART = 256 /* elements of a segment of a product */ };
 
 __global__ void embed_kernel(uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t D)
 {
@@ -56,7 +56,7 @@ __device__ __forceinline__ float sinkhorn(float c, float eps, int iters)
     return c;
 }
 
-__global__ void __launch_bounds__(THREADS) mix_kernel(float *pre, float *post, float *comb, const float *parts, const uint16_t *H,
+__global__ void __launch_bounds__(WIDE) mix_kernel(float *pre, float *post, float *comb, const float *parts, const uint16_t *H,
                                                       const float *scale3, const float *base24, int64_t T, int64_t D, float eps_rms,
                                                       float eps, int iters)
 {
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(THREADS) mix_kernel(float *pre, float *post, f
     const uint16_t *h = H + t * n;
     if (threadIdx.x < MIX) {
         float m = 0;
+#pragma unroll 16
         for (int64_t k = 0; k * PART < n; k++) m += parts[(k * T + t) * MIX + threadIdx.x];
         dots[threadIdx.x] = m;
     }
@@ -93,7 +94,7 @@ __device__ __forceinline__ void norm_row(uint16_t *y, uint16_t *rounded, const u
     }
 }
 
-__global__ void __launch_bounds__(THREADS) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
+__global__ void __launch_bounds__(WIDE) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
                                                            const uint16_t *norm, const int64_t *tokens, int64_t D, float eps)
 {
     extern __shared__ uint16_t row[];
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(THREADS) collapse_kernel(uint16_t *x, uint16_t
     const uint16_t *h = H + t * S * D;
     float p[S];
     for (int j = 0; j < S; j++) p[j] = pre[t * S + j];
+#pragma unroll 4
     for (int64_t k = threadIdx.x; k < D; k += blockDim.x) {
         float v = p[0] * from_bf16(h[k]);
         for (int j = 1; j < S; j++) v = fmaf(p[j], from_bf16(h[j * D + k]), v);
@@ -158,7 +160,7 @@ __global__ void engram_rows_kernel(uint16_t *e, const uint8_t *codes, const uint
     e[i] = v == v ? to_bf16(v) : (uint16_t)(0x7fc0 | (c & 0x80) << 8);
 }
 
-__global__ void __launch_bounds__(THREADS) engram_gate_kernel(uint16_t *H, const uint16_t *kv, const float *qk, int64_t D, float eps)
+__global__ void __launch_bounds__(WIDE) engram_gate_kernel(uint16_t *H, const uint16_t *kv, const float *qk, int64_t D, float eps)
 {
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x / S, j = blockIdx.x % S;
@@ -198,13 +200,13 @@ void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *
 void bl_cuda_mix(bl_cuda_stream s, float *pre, float *post, float *comb, const float *parts, const uint16_t *H, const float *scale3,
                  const float *base24, int64_t T, int64_t D, float eps_rms, float eps, int iters)
 {
-    mix_kernel<<<(unsigned)T, THREADS, 0, s>>>(pre, post, comb, parts, H, scale3, base24, T, D, eps_rms, eps, iters);
+    mix_kernel<<<(unsigned)T, WIDE, 0, s>>>(pre, post, comb, parts, H, scale3, base24, T, D, eps_rms, eps, iters);
 }
 
 void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
                       const int64_t *tokens, int64_t n, int64_t D, float eps)
 {
-    collapse_kernel<<<(unsigned)n, THREADS, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
+    collapse_kernel<<<(unsigned)n, WIDE, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
 }
 
 void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D)
@@ -235,5 +237,5 @@ void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, co
 
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps)
 {
-    engram_gate_kernel<<<(unsigned)(T * S), THREADS, 0, s>>>(H, kv, qk, D, eps);
+    engram_gate_kernel<<<(unsigned)(T * S), WIDE, 0, s>>>(H, kv, qk, D, eps);
 }

@@ -1,0 +1,23 @@
+/* The parts of check_cuda, and what they share. */
+#ifndef BL_TESTS_CHECK_CUDA_H
+#define BL_TESTS_CHECK_CUDA_H
+
+#include "kernels/cuda/cuda.h"
+#include "tests/check/check_state.h"
+
+/* Device memory of the current case, poisoned; a copy of host memory there; and a host copy of device memory (waits). */
+void *gpu_buffer(size_t bytes);
+void *gpu_copy(const void *host, size_t bytes);
+void *gpu_result(check *c, const void *p, size_t bytes);
+/* Frees the case's device memory. */
+void gpu_case_end(void);
+
+/* Host buffers of the current case. */
+uint16_t *random_row(check *c, int64_t n, float scale);
+float *random_floats(check *c, int64_t n, float scale);
+
+void check_cuda_rows(check *c);
+void check_cuda_index(check *c);
+void check_cuda_attention(check *c);
+
+#endif

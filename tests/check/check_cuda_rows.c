@@ -1,0 +1,149 @@
+/* Streams, norms, roundings, router and experts' elementwise parts against the C references. */
+#include "kernels/cast.h"
+#include "kernels/cuda/dot.h"
+#include "kernels/fmath.h"
+#include "kernels/ops_variants.h"
+#include "tests/check/check_cuda.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A row sum of squares in segments. */
+static float squares(const uint16_t *x, int64_t n)
+{
+    float total = 0;
+    for (int64_t i = 0; i < n; i += BL_CUDA_ROW_SEGMENT)
+        total += bl_sum_squares_c(x + i, n - i < BL_CUDA_ROW_SEGMENT ? n - i : BL_CUDA_ROW_SEGMENT);
+    return total;
+}
+
+static void norm(uint16_t *y, const uint16_t *x, const uint16_t *w, int64_t n, float eps)
+{
+    const float r = bl_rsqrt(squares(x, n) / (float)n + eps);
+    for (int64_t i = 0; i < n; i++) y[i] = bl_f32_to_bf16(bl_bf16_to_f32(w[i]) * (bl_bf16_to_f32(x[i]) * r));
+}
+
+static void check_rounding(check *c, int64_t rows, int64_t n, float scale, int wild)
+{
+    check_case(c, "round_fp8 rows=%lld n=%lld scale=%g wild=%d", (long long)rows, (long long)n, (double)scale, wild);
+    uint16_t *x = random_row(c, rows * n, scale), *want = check_buffer(c, (size_t)(rows * n) * 2, 16);
+    if (wild)
+        for (int64_t i = 0; i < rows * n; i += 37) x[i] = (uint16_t)check_random(c);
+    for (int64_t t = 0; t < rows; t++) bl_round_fp8_c(want + t * n, x + t * n, n);
+    uint16_t *y = gpu_buffer((size_t)(rows * n) * 2);
+    bl_cuda_round_fp8(0, y, gpu_copy(x, (size_t)(rows * n) * 2), n, rows, n);
+    check_bf16(c, "rounded", gpu_result(c, y, (size_t)(rows * n) * 2), want, rows, n);
+    gpu_case_end();
+}
+
+static void check_norm(check *c, int64_t rows, int64_t n)
+{
+    check_case(c, "rmsnorm rows=%lld n=%lld", (long long)rows, (long long)n);
+    const size_t bytes = (size_t)(rows * n) * 2;
+    const uint16_t *x = random_row(c, rows * n, 3), *w = random_row(c, n, 1);
+    uint16_t *want = check_buffer(c, bytes, 16), *rounded = check_buffer(c, bytes, 16), *y = gpu_buffer(bytes), *z = gpu_buffer(bytes);
+    for (int64_t t = 0; t < rows; t++) {
+        norm(want + t * n, x + t * n, w, n, 1e-6f);
+        bl_round_fp8_c(rounded + t * n, want + t * n, n);
+    }
+    bl_cuda_rmsnorm(0, y, z, gpu_copy(x, bytes), gpu_copy(w, (size_t)n * 2), rows, n, 1e-6f);
+    check_bf16(c, "norm", gpu_result(c, y, bytes), want, rows, n);
+    check_bf16(c, "rounded", gpu_result(c, z, bytes), rounded, rows, n);
+    gpu_case_end();
+}
+
+/* Mixing from the streams to its coefficients, collapse and expand with them. */
+static void check_streams(check *c, int64_t T, int64_t D)
+{
+    enum { S = 4, MIX = 24 };
+    check_case(c, "streams tokens=%lld width=%lld", (long long)T, (long long)D);
+    const int64_t n = S * D, segments = (n + 255) / 256;
+    const uint16_t *H = random_row(c, T * n, 2), *w = random_row(c, D, 1), *y = random_row(c, T * D, 1);
+    const float *fn = random_floats(c, MIX * n, 0.02f), *scale = random_floats(c, 3, 1), *base = random_floats(c, MIX, 1);
+    float *pre = check_buffer(c, (size_t)(T * S) * 4, 16), *post = check_buffer(c, (size_t)(T * S) * 4, 16);
+    float *comb = check_buffer(c, (size_t)(T * 16) * 4, 16), dots[MIX];
+    uint16_t *x = check_buffer(c, (size_t)(T * D) * 2, 16), *out = check_buffer(c, (size_t)(T * n) * 2, 16);
+    for (int64_t t = 0; t < T; t++) {
+        for (int r = 0; r < MIX; r++) dots[r] = bl_dot_row_f32(fn + r * n, H + t * n, n);
+        bl_mix_c(pre + t * S, post + t * S, comb + t * 16, dots, squares(H + t * n, n), n, scale, base, 1e-20f, 1e-6f, 20);
+        bl_collapse_c(x + t * D, H + t * n, pre + t * S, D);
+        norm(x + t * D, x + t * D, w, D, 1e-6f);
+        bl_expand_c(out + t * n, y + t * D, H + t * n, post + t * S, comb + t * 16, D);
+    }
+    uint16_t *gH = gpu_copy(H, (size_t)(T * n) * 2), *gx = gpu_buffer((size_t)(T * D) * 2);
+    float *parts = gpu_buffer((size_t)(segments * T * MIX) * 4), *gpre = gpu_buffer((size_t)(T * S) * 4);
+    float *gpost = gpu_buffer((size_t)(T * S) * 4), *gcomb = gpu_buffer((size_t)(T * 16) * 4);
+    const bl_cuda_product p = {.w = {.kind = BL_W_F32, .rows = MIX, .cols = n, .codes = gpu_copy(fn, (size_t)(MIX * n) * 4)},
+                               .rows = MIX, .x = gH, .ldx = n, .tokens = T};
+    bl_cuda_multiply_parts(0, &p, parts);
+    bl_cuda_mix(0, gpre, gpost, gcomb, parts, gH, gpu_copy(scale, 12), gpu_copy(base, MIX * 4), T, D, 1e-20f, 1e-6f, 20);
+    bl_cuda_collapse(0, gx, NULL, gH, gpre, gpu_copy(w, (size_t)D * 2), NULL, T, D, 1e-6f);
+    bl_cuda_expand(0, gH, gpu_copy(y, (size_t)(T * D) * 2), gpost, gcomb, T, D);
+    check_f32(c, "pre", gpu_result(c, gpre, (size_t)(T * S) * 4), pre, T, S);
+    check_f32(c, "post", gpu_result(c, gpost, (size_t)(T * S) * 4), post, T, S);
+    check_f32(c, "comb", gpu_result(c, gcomb, (size_t)(T * 16) * 4), comb, T, 16);
+    check_bf16(c, "collapsed", gpu_result(c, gx, (size_t)(T * D) * 2), x, T, D);
+    check_bf16(c, "expanded", gpu_result(c, gH, (size_t)(T * n) * 2), out, T, n);
+    gpu_case_end();
+}
+
+static void check_route(check *c, int64_t T, int64_t E, int64_t k)
+{
+    check_case(c, "route tokens=%lld experts=%lld of=%lld", (long long)T, (long long)k, (long long)E);
+    float *logits = random_floats(c, T * E, 3), *bias = random_floats(c, E, 0.1f), *gates = check_buffer(c, (size_t)(T * k) * 4, 16);
+    int32_t *ids = check_buffer(c, (size_t)(T * k) * 4, 16), *gids = gpu_buffer((size_t)(T * k) * 4);
+    float *ggates = gpu_buffer((size_t)(T * k) * 4);
+    for (int64_t i = 0; i < T * E; i += 3) logits[i] = floorf(logits[i]); /* ties */
+    for (int64_t i = 0; i < E; i += 2) bias[i] = 0;
+    logits[T * E / 2] = NAN;
+    for (int64_t t = 0; t < T; t++) bl_route_c(ids + t * k, gates + t * k, logits + t * E, bias, E, k, 1, 1.5f);
+    bl_cuda_route(0, gids, ggates, gpu_copy(logits, (size_t)(T * E) * 4), gpu_copy(bias, (size_t)E * 4), T, E, k, true, 1.5f);
+    check_i32(c, "ids", gpu_result(c, gids, (size_t)(T * k) * 4), ids, T, k);
+    check_f32(c, "gates", gpu_result(c, ggates, (size_t)(T * k) * 4), gates, T, k);
+    gpu_case_end();
+}
+
+static void check_swiglu(check *c, int64_t rows, int64_t n, float limit)
+{
+    check_case(c, "swiglu rows=%lld n=%lld limit=%g", (long long)rows, (long long)n, (double)limit);
+    const size_t bytes = (size_t)(rows * n) * 2;
+    const uint16_t *g = random_row(c, rows * n, 8), *u = random_row(c, rows * n, 8);
+    const float *gate = random_floats(c, rows, 1);
+    uint16_t *want = check_buffer(c, bytes, 16), *a = gpu_buffer(bytes);
+    for (int64_t t = 0; t < rows; t++) {
+        bl_swiglu_c(want + t * n, g + t * n, u + t * n, gate[t], limit, n);
+        bl_round_fp8_c(want + t * n, want + t * n, n);
+    }
+    bl_cuda_swiglu(0, a, gpu_copy(g, bytes), gpu_copy(u, bytes), gpu_copy(gate, (size_t)rows * 4), rows, n, limit, true);
+    check_bf16(c, "activation", gpu_result(c, a, bytes), want, rows, n);
+    gpu_case_end();
+}
+
+/* All codes with all scales. */
+static void check_engram_rows(check *c)
+{
+    check_case(c, "engram rows");
+    uint8_t *codes = check_buffer(c, 256 * 256 * 32, 16), *scale = check_buffer(c, 256 * 256, 16);
+    uint16_t *want = check_buffer(c, 256 * 256 * 32 * 2, 16), *e = gpu_buffer(256 * 256 * 32 * 2);
+    for (int64_t i = 0; i < 256 * 256 * 32; i++) codes[i] = (uint8_t)(i / 32);
+    for (int64_t i = 0; i < 256 * 256; i++) scale[i] = (uint8_t)(i / 256);
+    const int64_t row = 0;
+    for (int64_t i = 0; i < 256 * 256; i++) bl_engram_gather_c(want + 32 * i, codes + 32 * i, scale + i, &row, 1, 32);
+    bl_cuda_engram_rows(0, e, gpu_copy(codes, 256 * 256 * 32), gpu_copy(scale, 256 * 256), 256 * 256, 32);
+    check_bf16(c, "values", gpu_result(c, e, 256 * 256 * 32 * 2), want, 256 * 256, 32);
+    gpu_case_end();
+}
+
+void check_cuda_rows(check *c)
+{
+    for (int i = 0; i < 6; i++) {
+        const int64_t n = 32 * (1 + check_below(c, 60)), T = 1 + check_below(c, 9);
+        check_rounding(c, T, n, (float)ldexp(1, (int)check_below(c, 60) - 30), i % 2);
+        check_norm(c, T, n);
+        check_streams(c, T, n);
+        check_route(c, T, 8 + check_below(c, 400), 1 + check_below(c, 8));
+        check_swiglu(c, T, n, i % 2 ? 10.0f : 0.0f);
+    }
+    check_norm(c, 2, 5120);
+    check_engram_rows(c);
+}
