@@ -233,6 +233,18 @@ static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *rep
     return s;
 }
 
+/* A dry run: tell of the plan, also when there is no room for it here. */
+static bl_status rehearse(bl_job *j, const char *dst, bl_error *err)
+{
+    if (j->o->on_outline && j->plan.target == BL_TO_PACKED) {
+        bl_outline outline;
+        BL_TRY(bl_outline_make(&j->source->config, &j->plan, &j->arena, &outline, err));
+        j->o->on_outline(j->o->outline_arg, &j->source->config, &j->plan, &outline);
+    }
+    BL_TRY(bl_folder_check(dst, err));
+    return check_space(j, dst, err);
+}
+
 static void fill_report(const bl_job *j, bl_convert_report *r)
 {
     memcpy(r->action_count, j->plan.action_count, sizeof r->action_count);
@@ -262,10 +274,7 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {
         fill_report(&j, report);
-        s = o->dry_run ? bl_folder_check(dst, err) : write_folder(&j, dst, report, err);
-    }
-    if (s == BL_OK && o->dry_run) {
-        s = check_space(&j, dst, err);
+        s = o->dry_run ? rehearse(&j, dst, err) : write_folder(&j, dst, report, err);
     }
     bl_hints_close(&j.hints);
     report->kept_files = j.kept_files;

@@ -3,7 +3,7 @@
 #define BL_CONVERT_CONVERT_H
 
 #include "convert/encode.h"
-#include "convert/plan.h"
+#include "convert/outline.h"
 #include "verify/scales.h"
 
 typedef struct bl_convert_options {
@@ -30,6 +30,9 @@ typedef struct bl_convert_options {
     bool resume;       /* go on from what an earlier run left, and leave what is done when this one fails */
     /* Hash multipliers of an Engram layer for manifest.json (bl_engram_multipliers). NULL: the list stays empty. */
     void (*engram_multipliers)(int64_t *out, int n, int layer, int classes);
+    /* Told of the plan of a dry run to a packed model; everything is borrowed. May be NULL. */
+    void (*on_outline)(void *arg, const bl_config *c, const bl_plan *plan, const bl_outline *outline);
+    void *outline_arg;
     bool (*cancelled)(void); /* polled; may be NULL */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* bytes written; any thread; may be NULL */
     void *progress_arg;

@@ -2,6 +2,7 @@
 #include "convert/convert.h"
 #include "runtime/engram.h"
 #include "tools/cli.h"
+#include "tools/outline.h"
 #include "tools/encoded.h"
 #include "tools/receipt.h"
 
@@ -169,7 +170,23 @@ static int read_rank_options(const cli_command *c, rank_options *r, bl_convert_o
     return -1;
 }
 
-static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
+/* What becomes of the outline of a dry run: text at once, JSON (plan) into the receipt. */
+typedef struct outline_output {
+    bool json;
+    json_t *plan;
+} outline_output;
+
+static void on_outline(void *arg, const bl_config *c, const bl_plan *plan, const bl_outline *o)
+{
+    outline_output *out = arg;
+    if (out->json) {
+        out->plan = outline_json(plan, o);
+    } else {
+        outline_print(c, plan, o);
+    }
+}
+
+static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r, json_t *plan)
 {
     json_t *actions = json_object(), *dropped = json_array();
     for (int a = BL_ACT_COPY; a < BL_ACTIONS; a++) {
@@ -201,6 +218,9 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     json_object_update_new(j, json_pack("{s:s, s:o}", "generation", bl_generation_name(r->generation), "float32_scales", scales));
     if (o->target == BL_TO_BF16) {
         json_object_set_new(j, "exact", json_boolean(f->rounded_weights == 0));
+    }
+    if (plan) {
+        json_object_set_new(j, "plan", plan);
     }
     return receipt_print("baleen convert", j);
 }
@@ -284,7 +304,7 @@ int cmd_convert(int argc, char **argv)
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
         {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left, and leave what is done when interrupted"},
-        {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
+        {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing; packed: print the plan"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command c = {"baleen convert", "SRC DST --to bf16|released|packed [options]",
@@ -344,6 +364,9 @@ int cmd_convert(int argc, char **argv)
     cli_progress *progress = cli_progress_begin(o.target == BL_TO_BF16 ? "casting" : o.target == BL_TO_PACKED ? "packing" : "encoding", json);
     o.progress = cli_progress_update;
     o.progress_arg = progress;
+    outline_output outline = {.json = json};
+    o.on_outline = on_outline;
+    o.outline_arg = &outline;
     bl_convert_report report;
     bl_error err;
     bl_error_clear(&err);
@@ -352,8 +375,9 @@ int cmd_convert(int argc, char **argv)
     free(list);
     free(ranks.stage_layers);
     if (s == BL_OK && json) {
-        return print_json(args[0], args[1], &o, &report);
+        return print_json(args[0], args[1], &o, &report, outline.plan);
     }
+    json_decref(outline.plan);
     if (s == BL_OK) {
         print_text(args[1], &o, &report);
     }

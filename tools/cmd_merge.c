@@ -40,6 +40,7 @@ int cmd_merge(int argc, char **argv)
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
+                                  {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left"},
                                   {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
                                   {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
                                   {NULL, 0, NULL, NULL, NULL}};

@@ -201,3 +201,46 @@ def test_few_file_handles(baleen, source, tmp_path):
     assert baleen("verify", out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (32, hard))).rc == 0
     r = baleen("verify", out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32)))
     assert r.rc == 4 and "open" in r.err and r.err.count("\n") == 1
+
+
+def test_a_dry_run_prints_the_plan(baleen, source, tmp_path):
+    layout = ranks.Layout(source, tp=2, ep=4, pp=2, pad_vocab=32, shared=True)
+    r = baleen("convert", source, tmp_path / "p", "--to", "packed", *layout.options(), "--dry-run", "--json")
+    assert r.rc == 0 and not (tmp_path / "p").exists(), r.err
+    plan = json.loads(r.out)["plan"]
+    text = baleen("convert", source, tmp_path / "p", "--to", "packed", *layout.options(), "--dry-run").out
+    assert text.startswith("8 ranks: 2 stages of 4 (tp 2, ep 4)") and "residual streams after layer 3" in text
+    out = pack(baleen, source, tmp_path / "p", layout)
+    classes = {}
+    for rank, entry in enumerate(plan["ranks"]):
+        m = ranks.manifest(out, rank)
+        own = [f for f in m["files"] if "rank" not in f]
+        assert entry["rank"] == rank and entry["stage"] == rank // 4 and entry["files"] == len(own)
+        assert entry["file_bytes"] == sum((out / f"rank-{rank:04d}" / f["name"]).stat().st_size for f in own)
+        assert entry["shared_bytes"] == sum(f["bytes"] for f in m["files"] if "rank" in f)
+        held = ranks.held(out, rank)
+        assert entry["tensors"] == len(held)
+        first = next(t["start"][0] for t in m["tensors"] if t["name"].startswith("layers.") and ".ffn.experts." in t["name"])
+        assert entry["first_expert"] == first and entry["experts"] == 4
+        for name, t in held.items():
+            key = "whole experts" if ".ffn.experts." in name else "Engram rows" if ".engram.embed." in name else \
+                "by token" if name in ("embed.weight", "head.weight") else "else"
+            n, size = classes.get(key, (0, 0))
+            classes[key] = n + 1, size + len(t[4])
+    by_rule = {c["rule"]: (c["tensors"], c["bytes"]) for c in plan["classes"]}
+    for rule in ("whole experts", "Engram rows", "by token"):
+        assert by_rule[rule] == classes[rule]
+    assert sum(c[0] for c in by_rule.values()) == sum(c[0] for c in classes.values())
+    config = layout.c
+    kv = [x for x in config["kv_source_layer_ids"] if config["compress_ratios"][x]]
+    users = [(max(s for s in kv if s <= i), i) for i in range(4, 8) if config["compress_ratios"][i]]
+    users = [(s, i) for s, i in users if s < 4]
+    said = [x for x in plan["crossings"] if x["what"].startswith("compressed")]
+    assert [(x["layer"], x["first_user"], x["last_user"], x["users"]) for x in said] == [
+        (s, min(i for t, i in users if t == s), max(i for t, i in users if t == s), sum(t == s for t, _ in users))
+        for s in sorted({s for s, _ in users})]
+
+
+def test_one_stage_has_no_crossings(baleen, source, tmp_path):
+    r = baleen("convert", source, tmp_path / "p", "--to", "packed", "--ep", 2, "--dry-run", "--json")
+    assert json.loads(r.out)["plan"]["crossings"] == []

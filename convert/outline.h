@@ -1,0 +1,40 @@
+/* What a plan for several ranks comes to, for people who choose a layout: bytes by rank, tensors by the rule that deals them, and
+ * what one pipeline stage needs from another. */
+#ifndef BL_CONVERT_OUTLINE_H
+#define BL_CONVERT_OUTLINE_H
+
+#include "convert/plan.h"
+
+typedef struct bl_outline_rank {
+    int stage, first_layer, layers; /* backbone layers of its stage, by number */
+    int first_expert, experts;      /* of each backbone layer */
+    size_t files, tensors;          /* in its own folder */
+    uint64_t file_bytes;
+    uint64_t shared_bytes; /* of files that it reads in another rank's folder */
+} bl_outline_rank;
+
+/* Tensors that one rule deals to the ranks. */
+typedef struct bl_outline_class {
+    const char *rule; /* "by head" ... */
+    size_t tensors;   /* on all ranks */
+    uint64_t bytes;
+} bl_outline_class;
+
+/* Something that a layer makes and layers of a later stage use. */
+typedef struct bl_crossing {
+    const char *what; /* "compressed latents" ... */
+    int layer, stage; /* where it is made */
+    int to_stage, first_user, last_user, users; /* layers of that stage */
+} bl_crossing;
+
+typedef struct bl_outline {
+    bl_outline_rank *ranks; /* [layout ranks] */
+    bl_outline_class classes[BL_CUT_TABLE + 1]; /* by bl_cut; tensors 0: there are none */
+    bl_crossing *crossings; /* [crossing_count] */
+    size_t crossing_count;
+} bl_outline;
+
+/* Arrays live in arena. Only failure: BL_E_NOMEM. */
+bl_status bl_outline_make(const bl_config *c, const bl_plan *plan, bl_arena *arena, bl_outline *out, bl_error *err);
+
+#endif

@@ -1,0 +1,91 @@
+#include "tools/outline.h"
+
+#include "tools/cli.h"
+
+static const char *range(char *buf, size_t cap, int first, int count)
+{
+    snprintf(buf, cap, count > 1 ? "%d-%d" : "%d", first, first + count - 1);
+    return buf;
+}
+
+static void print_ranks(const bl_plan *plan, const bl_outline *o)
+{
+    printf("  rank  stage  layers   experts   tensors  files  GB\n");
+    for (int i = 0; i < plan->layout->ranks; i++) {
+        const bl_outline_rank *r = &o->ranks[i];
+        char layers[24], experts[24];
+        printf("  %-4d  %-5d  %-7s  %-8s  %-7zu  %-5zu  %.3f", i, r->stage, range(layers, sizeof layers, r->first_layer, r->layers),
+               range(experts, sizeof experts, r->first_expert, r->experts), r->tensors, r->files, (double)r->file_bytes * 1e-9);
+        if (r->shared_bytes) {
+            printf(" + %.3f shared", (double)r->shared_bytes * 1e-9);
+        }
+        printf("\n");
+    }
+}
+
+static void print_crossings(const bl_config *c, const bl_plan *plan, const bl_outline *o)
+{
+    const bl_layout *l = plan->layout;
+    if (l->pp == 1) {
+        return;
+    }
+    printf("  between stages: the %d residual streams after %s", BL_HC_MULT, l->pp == 2 ? "layer" : "layers");
+    for (int stage = 1, layer = 0; stage < l->pp; stage++) {
+        layer += l->stage_layers[stage - 1];
+        printf("%s %d", stage > 1 ? "," : "", layer - 1);
+    }
+    printf("\n");
+    for (size_t i = 0; i < o->crossing_count; i++) {
+        const bl_crossing *x = &o->crossings[i];
+        printf("    %s of layer %d (stage %d) for %d %s from %d to %d (stage %d)\n", x->what, x->layer, x->stage, x->users,
+               x->users == 1 ? "layer" : "layers", x->first_user, x->last_user, x->to_stage);
+    }
+    for (int i = 0; i < c->engram_count; i++) {
+        printf("    Engram tables of layer %d: %lld rows on stage %d\n", c->engram_layer_ids[i], (long long)c->engram_num_embeddings[i],
+               bl_layout_stage(l, c->engram_layer_ids[i]));
+    }
+}
+
+void outline_print(const bl_config *c, const bl_plan *plan, const bl_outline *o)
+{
+    const bl_layout *l = plan->layout;
+    printf("%d %s: %d %s of %d (tp %d, ep %d)\n", l->ranks, l->ranks == 1 ? "rank" : "ranks", l->pp, l->pp == 1 ? "stage" : "stages",
+           l->ranks / l->pp, l->tp, l->ep);
+    print_ranks(plan, o);
+    printf("  tensors of all ranks, by how they are dealt:\n");
+    for (int i = 0; i <= BL_CUT_TABLE; i++) {
+        const bl_outline_class *k = &o->classes[i];
+        if (k->tensors) {
+            printf("    %-34s %7zu tensors %12.6f GB\n", k->rule, k->tensors, (double)k->bytes * 1e-9);
+        }
+    }
+    print_crossings(c, plan, o);
+}
+
+json_t *outline_json(const bl_plan *plan, const bl_outline *o)
+{
+    const bl_layout *l = plan->layout;
+    json_t *ranks = json_array(), *classes = json_array(), *crossings = json_array();
+    for (int i = 0; i < l->ranks; i++) {
+        const bl_outline_rank *r = &o->ranks[i];
+        json_array_append_new(ranks, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "rank", i, "stage", r->stage,
+                                               "first_layer", r->first_layer, "layers", r->layers, "first_expert", r->first_expert,
+                                               "experts", r->experts, "tensors", (json_int_t)r->tensors, "files", (json_int_t)r->files,
+                                               "file_bytes", (json_int_t)r->file_bytes, "shared_bytes", (json_int_t)r->shared_bytes));
+    }
+    for (int i = 0; i <= BL_CUT_TABLE; i++) {
+        const bl_outline_class *k = &o->classes[i];
+        if (k->tensors) {
+            json_array_append_new(classes, json_pack("{s:s, s:I, s:I}", "rule", k->rule, "tensors", (json_int_t)k->tensors, "bytes",
+                                                     (json_int_t)k->bytes));
+        }
+    }
+    for (size_t i = 0; i < o->crossing_count; i++) {
+        const bl_crossing *x = &o->crossings[i];
+        json_array_append_new(crossings, json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i}", "what", x->what, "layer", x->layer, "stage",
+                                                   x->stage, "to_stage", x->to_stage, "first_user", x->first_user, "last_user",
+                                                   x->last_user, "users", x->users));
+    }
+    return json_pack("{s:i, s:i, s:i, s:o, s:o, s:o}", "tp", l->tp, "ep", l->ep, "pp", l->pp, "ranks", ranks, "classes", classes,
+                     "crossings", crossings);
+}
