@@ -64,11 +64,21 @@ static void place(const bl_config *c, const char *name, bl_slot *s)
     s->expert = -1;
 }
 
+/* How many digits s begins with. strspn would set up a table for every character of every name. */
+static size_t digits(const char *s)
+{
+    size_t n = 0;
+    while (s[n] >= '0' && s[n] <= '9') {
+        n++;
+    }
+    return n;
+}
+
 /* Numbers within names by value. */
 static int natural(const char *a, const char *b)
 {
     while (*a && *b) {
-        size_t m = strspn(a, "0123456789"), n = strspn(b, "0123456789");
+        size_t m = digits(a), n = digits(b);
         if (m && n) {
             int order = m != n ? (m < n ? -1 : 1) : memcmp(a, b, m);
             if (order) {
@@ -275,7 +285,7 @@ static bl_status orphans(const deriver *d)
 /* name with another expert's number; at is where its digits are. */
 static const bl_tensor *sibling(const deriver *d, const char *name, const char *at, int expert, char *buf, size_t cap)
 {
-    snprintf(buf, cap, "%.*s%d%s", (int)(at - name), name, expert, at + strspn(at, "0123456789"));
+    snprintf(buf, cap, "%.*s%d%s", (int)(at - name), name, expert, at + digits(at));
     return bl_checkpoint_find(d->c, buf);
 }
 

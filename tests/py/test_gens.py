@@ -325,3 +325,59 @@ def test_statistics(baleen, made, kind):
         else:
             s = np.frombuffer(items[scale][2], np.uint8)
             assert j["scale_min"] == s.min() and j["scale_max"] == s.max()
+
+
+# ---- anything at all: refused in one line, or cast as numpy casts it
+
+def mutate(rng, items, config):
+    name = list(items)[rng.integers(len(items))]
+    dtype, shape, data = items[name]
+    kind = rng.integers(9)
+    same_size = {"F8_E4M3": ["I8", "U8", "F8_E8M0", "F8_E5M2", "BOOL"], "F8_E8M0": ["I8", "U8", "F8_E4M3"], "I8": ["F8_E4M3", "U8"],
+                 "F32": ["I32", "U32"], "BF16": ["F16", "I16"], "I64": ["F64", "U64"]}
+    if kind == 0:  # another dtype of the same size
+        options = same_size[dtype]
+        items[name] = (options[rng.integers(len(options))], shape, data)
+    elif kind == 1:  # other dimensions, the same bytes
+        items[name] = (dtype, shape[::-1] if len(shape) > 1 else (1, *shape), data)
+    elif kind == 2 and len(shape) == 2 and shape[0] % 2 == 0:
+        items[name] = (dtype, (shape[0] // 2, shape[1] * 2), data)
+    elif kind == 3:
+        del items[name]
+    elif kind == 4:
+        items[name[:-1] if rng.integers(2) else "x." + name] = items.pop(name)
+    elif kind == 5:  # fewer rows
+        rows = int(rng.integers(shape[0] + 1))
+        items[name] = (dtype, (rows, *shape[1:]), data[:len(data) // shape[0] * rows])
+    elif kind == 6:
+        raw = bytearray(data)
+        for at in rng.integers(0, len(raw), 4):
+            raw[at] = rng.integers(256)
+        items[name] = (dtype, shape, bytes(raw))
+    elif kind == 7:
+        key = ["num_hidden_layers", "n_routed_experts", "num_nextn_predict_layers", "model_type"][rng.integers(4)]
+        config[key] = [0, 1, 2, 3, 4, 5, "deepseek_v4.1", None, [], 1e9][rng.integers(10)]
+    else:
+        config["quantization_config"][["scale_fmt", "weight_block_size", "quant_method", "fmt"][rng.integers(4)]] = \
+            ["ue8m0", [128, 128], [32, 32], "fp8", "e4m3", None, 7, [0, 0], [128]][rng.integers(9)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_mutations(baleen, tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    items, config = list(gens.GENERATIONS.values())[seed % len(gens.GENERATIONS)][0]()
+    items = dict(items)
+    for _ in range(1 + seed % 3):
+        mutate(rng, items, config)
+    folder = gens.write(tmp_path / "c", items, config)
+    r = baleen("convert", folder, tmp_path / "out", "--to", "bf16")
+    assert r.rc in (0, 3), (r.rc, r.err)
+    v = baleen("verify", folder)
+    if r.rc == 3:
+        assert len(r.err.strip().splitlines()) == 1
+        assert v.rc in (1, 3) and not (tmp_path / "out").exists()
+    else:
+        assert v.rc == 0, v.err
+        assert ckpt.tensors(tmp_path / "out") == gens.cast(items)
+        assert baleen("verify", tmp_path / "out", "--against", folder).rc == 0
+    assert baleen("inspect", folder, "--json").rc in (0, 3)

@@ -15,9 +15,13 @@ typedef struct layout {
     const char *name;
     bool fp4;
     int scale_rows; /* rows that share a row of scales */
+    bool f32;       /* float32 scales of 128 columns, as earlier generations have; the scale bytes make sound ones */
 } layout;
 
-static const layout layouts[] = {{"fp4 1x32", true, 1}, {"fp8 32x32", false, 32}, {"fp8 1x32", false, 1}};
+static const layout layouts[] = {{"fp4 1x32", true, 1, false},
+                                 {"fp8 32x32", false, 32, false},
+                                 {"fp8 1x32", false, 1, false},
+                                 {"fp8 128x128, float32", false, 128, true}};
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
 typedef struct buffers {
@@ -52,7 +56,8 @@ static void cast_stripe(void *arg, int64_t item, int worker)
     int64_t row = item * STRIPE, code_bytes = r->w->fp4 ? COLS / 2 : COLS;
     uint16_t *out = r->m->out + (r->tile ? worker * STRIPE : row) * COLS;
     for (int64_t i = row; i < row + STRIPE; i++, out += COLS)
-        r->row(out, r->m->codes + i * code_bytes, r->m->scale + i / r->w->scale_rows * (COLS / 32), COLS);
+        if (r->w->f32) r->k.fp8_f32_row(out, r->m->codes + i * COLS, r->m->scale + i / 128 * (COLS / 32), COLS, 128);
+        else r->row(out, r->m->codes + i * code_bytes, r->m->scale + i / r->w->scale_rows * (COLS / 32), COLS);
     r->k.stream_fence();
 }
 
