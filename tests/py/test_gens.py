@@ -381,3 +381,25 @@ def test_mutations(baleen, tmp_path, seed):
         assert ckpt.tensors(tmp_path / "out") == gens.cast(items)
         assert baleen("verify", tmp_path / "out", "--against", folder).rc == 0
     assert baleen("inspect", folder, "--json").rc in (0, 3)
+
+
+@pytest.mark.parametrize("make", [gens.v3, gens.v4, lambda: gens.v3(scales="pow2")], ids=["v3", "v4", "v3.1"])
+@pytest.mark.parametrize("rows, cols", [(1700, 7168), (300, 40001), (70000, 129), (3 << 20, 3)])
+def test_tiles_within_blocks(baleen, tmp_path, make, rows, cols):
+    """Weights of many tiles, which begin anywhere in a block."""
+    items, config = make()
+    v4 = config["model_type"] == "deepseek_v4"
+    m = gens.Maker(rows, "e8m0" if v4 else "pow2" if "scale_fmt" in config["quantization_config"] else "f32",
+                   ".scale" if v4 else ".weight_scale_inv")
+    m.fp8("layers.1.wide.weight", rows, cols)
+    if v4:
+        m.fp4("layers.1.packed.weight", rows, cols // 32 * 32 or 32)
+    items |= m.items
+    folder = gens.write(tmp_path / "c", items, config)
+    r = baleen("convert", folder, tmp_path / "out", "--to", "bf16", "--jobs", "3")
+    assert r.rc == 0, r.err
+    have, want = ckpt.tensors(tmp_path / "out"), gens.cast(items)
+    for name in want:
+        assert have[name] == want[name], name
+    r = baleen("verify", folder, "--against", tmp_path / "out")
+    assert r.rc == 0, r.err
