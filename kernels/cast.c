@@ -226,6 +226,15 @@ void bl_fp4_tiles_c(uint16_t *tiles, const uint8_t *packed, int64_t stride, cons
         }
 }
 
+void bl_fp8_tiles_c(uint16_t *tiles, const uint8_t *codes, int64_t stride, const uint8_t *scale, int64_t rows, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++)
+        for (int64_t r = 0; r < rows; r++, tiles += 32) {
+            bl_fp8_row_c(tiles, codes + r * stride + 32 * k, scale + k, 32);
+            canonical_row(tiles);
+        }
+}
+
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
 {
     *t = (bl_cast_kernels){
@@ -242,6 +251,7 @@ void bl_cast_init(bl_cast_kernels *t, unsigned cpu)
         .bf16_nonfinite = bf16_nonfinite_c,
         .bf16_tile = bf16_tile_c,
         .fp4_tiles = bl_fp4_tiles_c,
+        .fp8_tiles = bl_fp8_tiles_c,
     };
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_cast_init_avx2(t);

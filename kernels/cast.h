@@ -63,6 +63,8 @@ typedef struct bl_cast_kernels {
      * scale bytes, scale_stride bytes apart, to tiles [count, rows, 32] in the same canonical form. */
     void (*fp4_tiles)(uint16_t *tiles, const uint8_t *packed, int64_t stride, const uint8_t *scale, int64_t scale_stride, int64_t rows,
                       int64_t count);
+    /* The same from e4m3 codes: rows of count * 32 bytes, stride apart, with one scale byte for each tile. */
+    void (*fp8_tiles)(uint16_t *tiles, const uint8_t *codes, int64_t stride, const uint8_t *scale, int64_t rows, int64_t count);
 } bl_cast_kernels;
 
 void bl_cast_init(bl_cast_kernels *t, unsigned cpu);

@@ -11,6 +11,7 @@ void bl_fp4_row_c(uint16_t *out, const uint8_t *packed, const uint8_t *scale, in
 void bl_fp8_f32_row_c(uint16_t *out, const uint8_t *codes, const void *scale, int64_t cols, int64_t block);
 void bl_fp4_tiles_c(uint16_t *tiles, const uint8_t *packed, int64_t stride, const uint8_t *scale, int64_t scale_stride, int64_t rows,
                     int64_t count);
+void bl_fp8_tiles_c(uint16_t *tiles, const uint8_t *codes, int64_t stride, const uint8_t *scale, int64_t rows, int64_t count);
 
 /* Any codes and scales, as the reference: also what gathers Engram rows. */
 void bl_fp8_row_avx2(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);

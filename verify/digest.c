@@ -90,6 +90,42 @@ void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, co
     }
 }
 
+/* As many tiles as a cache line holds codes for. */
+#define FP8_TILES 2
+
+/* The tile at the right edge, whose rows are width < 32 codes. */
+static void add_narrow_fp8(const bl_cast_kernels *k, bl_sum *s, const uint8_t *codes, const uint8_t *scale, uint64_t height,
+                           uint64_t stride, size_t width, uint64_t index)
+{
+    uint16_t values[BL_VALUE_TILE * BL_VALUE_TILE], tile[BL_VALUE_TILE * BL_VALUE_TILE];
+    for (uint64_t r = 0; r < height; r++) {
+        k->fp8_row(values + r * width, codes + r * stride, scale, (int64_t)width);
+    }
+    narrow_tile(tile, (const uint8_t *)values, 2 * width, height, width);
+    add_unit(s, tile, height * width * sizeof *tile, index);
+}
+
+void bl_value_fp8(const bl_cast_kernels *k, bl_sum *s, const uint8_t *codes, const uint8_t *scale, uint64_t rows, uint64_t cols,
+                  bl_tiles at)
+{
+    _Alignas(64) uint16_t tiles[FP8_TILES * BL_VALUE_TILE * BL_VALUE_TILE];
+    uint64_t blocks = cols / BL_VALUE_TILE, edge = cols % BL_VALUE_TILE;
+    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE, codes += BL_VALUE_TILE * cols, scale += blocks + (edge != 0)) {
+        uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE, unit = height * BL_VALUE_TILE;
+        uint64_t index = at.first + r / BL_VALUE_TILE * at.per_row;
+        for (uint64_t b = 0; b < blocks; b += FP8_TILES) {
+            uint64_t count = blocks - b < FP8_TILES ? blocks - b : FP8_TILES;
+            k->fp8_tiles(tiles, codes + b * BL_VALUE_TILE, (int64_t)cols, scale + b, (int64_t)height, (int64_t)count);
+            for (uint64_t i = 0; i < count; i++) {
+                add_unit(s, tiles + i * unit, unit * sizeof *tiles, index + b + i);
+            }
+        }
+        if (edge) {
+            add_narrow_fp8(k, s, codes + blocks * BL_VALUE_TILE, scale + blocks, height, cols, edge, index + blocks);
+        }
+    }
+}
+
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales)
 {
     uint64_t base = row0 + (scales ? (uint64_t)1 << 63 : 0);

@@ -55,6 +55,9 @@ void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, ui
 /* The same for packed fp4 codes [rows, cols / 2] with their scale bytes [rows, cols / 32]; cols is a multiple of 32. */
 void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t rows, uint64_t cols,
                   bl_tiles at);
+/* The same for fp8 codes [rows, cols] with their scale bytes [ceil(rows / 32), ceil(cols / 32)]. */
+void bl_value_fp8(const bl_cast_kernels *k, bl_sum *s, const uint8_t *codes, const uint8_t *scale, uint64_t rows, uint64_t cols,
+                  bl_tiles at);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */
 void bl_value_rows(bl_sum *s, const uint8_t *data, uint64_t row0, uint64_t rows, uint64_t row_bytes, bool scales);
 /* Add elements [first, first + count) of a vector, size bytes each. */

@@ -232,7 +232,8 @@ static bl_tiles tiles_at(const bl_weight *w, uint64_t row)
     return bl_tiles_at(w->part.row + row, w->part.col, w->slot->shape[1]);
 }
 
-/* Decode and digest a stripe of 32 rows at a time, so that it stays in cache. */
+/* Codes with a scale byte for each of their tiles, or of their rows' blocks, are decoded tile by tile; others a stripe of 32 rows at
+ * a time, so that it stays in cache. */
 static bl_status add_codes(bl_values *v, bl_rows *r, uint8_t *scratch, uint64_t tile, bl_sum *sum, bl_error *err)
 {
     const bl_weight *w = &r->view->w;
@@ -240,6 +241,10 @@ static bl_status add_codes(bl_values *v, bl_rows *r, uint8_t *scratch, uint64_t 
     BL_TRY(bl_values_scale(v, r, scratch, err));
     if (w->form == BL_FORM_FP4) {
         bl_value_fp4(&v->kernels, sum, r->codes, r->scale, r->rows, bl_weight_cols(w), tiles_at(w, r->row));
+        return BL_OK;
+    }
+    if (!bl_weight_f32_scaled(w) && w->block_rows == BL_VALUE_TILE && w->block_cols == BL_VALUE_TILE) {
+        bl_value_fp8(&v->kernels, sum, r->codes, r->scale, r->rows, bl_weight_cols(w), tiles_at(w, r->row));
         return BL_OK;
     }
     for (uint64_t at = 0; at < r->rows; at += BL_VALUE_TILE) {

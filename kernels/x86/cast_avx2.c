@@ -105,24 +105,31 @@ static inline __m256i scale_pairs(__m128i even, __m128i odd, __m256 f)
     return _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xaa);
 }
 
-/* Whole blocks with scale bytes in FP8_FAST_MIN..FP8_FAST_MAX, where every result is a normal bf16 or zero. Returns nonzero
- * when a NaN code went through: it was decoded as 480 times the scale. */
+/* Scale bytes for which every result is a normal bf16 or zero. */
 enum { FP8_FAST_MIN = 10, FP8_FAST_MAX = BL_FP8_SCALE_MAX };
 
+/* 32 codes under a fast scale byte. A NaN code is decoded as 480 times the scale. */
+static inline __attribute__((always_inline)) void fp8_block(uint16_t *out, __m256i c, unsigned scale, int stream)
+{
+    const __m256i field = _mm256_set1_epi16((short)0xbf80);
+    __m256 f = _mm256_castsi256_ps(_mm256_set1_epi32((int)(scale + 8) << 23));
+    __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 1), field);
+    __m256i odd = _mm256_and_si256(_mm256_srai_epi16(c, 1), field);
+    store(out, scale_pairs(_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), f), stream);
+    store(out + 16, scale_pairs(_mm256_extracti128_si256(even, 1), _mm256_extracti128_si256(odd, 1), f), stream);
+}
+
+/* Whole blocks with fast scale bytes. Returns nonzero when a NaN code went through. */
 static inline __attribute__((always_inline)) int fp8_blocks(uint16_t *out, const uint8_t *codes, const uint8_t *scale,
                                                             int64_t blocks, int stream)
 {
-    const __m256i field = _mm256_set1_epi16((short)0xbf80), nan = _mm256_set1_epi8(0x7f);
+    const __m256i nan = _mm256_set1_epi8(0x7f);
     __m256i most = _mm256_setzero_si256();
     for (int64_t b = 0; b < blocks; b++) {
         __builtin_prefetch(codes + 32 * b + AHEAD);
         __m256i c = _mm256_loadu_si256((const __m256i *)(codes + 32 * b));
-        __m256 f = _mm256_castsi256_ps(_mm256_set1_epi32((scale[b] + 8) << 23));
-        __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 1), field);
-        __m256i odd = _mm256_and_si256(_mm256_srai_epi16(c, 1), field);
         most = _mm256_max_epu8(most, _mm256_and_si256(c, nan));
-        store(out + 32 * b, scale_pairs(_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), f), stream);
-        store(out + 32 * b + 16, scale_pairs(_mm256_extracti128_si256(even, 1), _mm256_extracti128_si256(odd, 1), f), stream);
+        fp8_block(out + 32 * b, c, scale[b], stream);
     }
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan)) != 0;
 }
@@ -228,38 +235,63 @@ static inline __attribute__((always_inline)) void fp4_blocks(uint16_t *out, cons
     for (int i = 0; i < 2; i++) store(out + 32 * b + 16 * i, r[i], stream);
 }
 
-/* Code 8, -0, becomes code 0: a sign stays only beside a magnitude, whose sum with 7 carries into the sign's place. */
-static __m256i no_negative_zero(__m256i p)
+/* One block of a tile: 16 packed bytes under one scale byte to 32 values, code 8 to +0. As fp4_pair, but each byte is doubled
+ * and lies in the lane where its values end, so that nothing crosses lanes later. */
+static inline __attribute__((always_inline)) void fp4_tile_row(uint16_t *out, const uint8_t *packed, unsigned scale)
 {
-    const __m256i seven = _mm256_set1_epi8(0x77);
-    return _mm256_and_si256(p, _mm256_or_si256(seven, _mm256_add_epi8(_mm256_and_si256(p, seven), seven)));
+    static const _Alignas(16) int8_t lows[2][16] = {{0, -128, 0, 64, -128, -64, 0, 64, 0, -128, 0, 64, -128, -64, 0, 64},
+                                                    {0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64}};
+    static const _Alignas(16) int8_t highs[2][16] = {{0, -1, 0, 0, 0, 0, 1, 1, 0, 127, -128, -128, -128, -128, -127, -127},
+                                                     {0, 0, 0, 0, 1, 1, 1, 1, 0, -128, -128, -128, -127, -127, -127, -127}};
+    const __m256i nonzero = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 127, 127, 127, 127, 127, 127, 127, 0, 127, 127, 127, 127, 127, 127, 127));
+    const __m256i place = _mm256_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 8, 8, 9, 9, 10, 10, 11, 11, 4, 4, 5, 5, 6, 6, 7, 7, 12, 12, 13, 13,
+                                           14, 14, 15, 15);
+
+    __m256i p = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)packed)), place);
+    __m256i code = _mm256_or_si256(_mm256_and_si256(p, _mm256_set1_epi16(0x000f)),
+                                   _mm256_and_si256(_mm256_srli_epi16(p, 4), _mm256_set1_epi16(0x0f00)));
+    __m256i half = _mm256_and_si256(_mm256_set1_epi8((char)(scale >> 1)), nonzero);
+    __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)lows[scale & 1]));
+    __m256i high = _mm256_add_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)highs[scale & 1])), half);
+    low = _mm256_shuffle_epi8(low, code);
+    high = _mm256_shuffle_epi8(high, code);
+    _mm256_storeu_si256((__m256i *)out, _mm256_unpacklo_epi8(low, high));
+    _mm256_storeu_si256((__m256i *)(out + 16), _mm256_unpackhi_epi8(low, high));
 }
 
-/* Two tiles at a time, one in each lane, a row after the other: a cache line of codes is read once. */
+/* A row after the other: a cache line of codes is read once. */
 static void fp4_tiles_avx2(uint16_t *tiles, const uint8_t *packed, int64_t stride, const uint8_t *scale, int64_t scale_stride,
                            int64_t rows, int64_t count)
 {
-    int slow = 0;
+    unsigned slow = 0;
     for (int64_t i = 0; i < rows; i++, packed += stride, scale += scale_stride) {
         __builtin_prefetch(packed + TILE_AHEAD);
-        for (int64_t k = 0; k < count; k += 2) {
-            __m256i r[4];
-            uint16_t *out = tiles + (k * rows + i) * 32;
-            int both = k + 1 < count;
-            unsigned a = scale[k], b = both ? scale[k + 1] : a;
-            slow |= a - FP4_FAST_MIN > FP4_FAST_MAX - FP4_FAST_MIN || b - FP4_FAST_MIN > FP4_FAST_MAX - FP4_FAST_MIN;
-            __m256i p = both ? _mm256_loadu_si256((const __m256i *)(packed + 16 * k))
-                             : _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(packed + 16 * k)));
-            fp4_pair(r, no_negative_zero(p), (uint16_t)(a | b << 8));
-            _mm256_storeu_si256((__m256i *)out, r[0]);
-            _mm256_storeu_si256((__m256i *)(out + 16), r[1]);
-            if (both) {
-                _mm256_storeu_si256((__m256i *)(out + 32 * rows), r[2]);
-                _mm256_storeu_si256((__m256i *)(out + 32 * rows + 16), r[3]);
-            }
+        for (int64_t k = 0; k < count; k++) {
+            slow |= scale[k] - (unsigned)FP4_FAST_MIN > FP4_FAST_MAX - FP4_FAST_MIN;
+            fp4_tile_row(tiles + (k * rows + i) * 32, packed + 16 * k, scale[k]);
         }
     }
     if (slow) bl_fp4_tiles_c(tiles, packed - rows * stride, stride, scale - rows * scale_stride, scale_stride, rows, count);
+}
+
+static void fp8_tiles_avx2(uint16_t *tiles, const uint8_t *codes, int64_t stride, const uint8_t *scale, int64_t rows, int64_t count)
+{
+    const __m256i nan = _mm256_set1_epi8(0x7f);
+    __m256i most = _mm256_setzero_si256();
+    int slow = scale_check_avx2(scale, count, FP8_FAST_MIN, FP8_FAST_MAX) < count;
+    for (int64_t i = 0; i < rows && !slow; i++) {
+        const uint8_t *row = codes + i * stride;
+        __builtin_prefetch(row + TILE_AHEAD);
+        for (int64_t k = 0; k < count; k++) {
+            __m256i c = _mm256_loadu_si256((const __m256i *)(row + 32 * k)), magnitude = _mm256_and_si256(c, nan);
+            most = _mm256_max_epu8(most, magnitude);
+            c = _mm256_andnot_si256(_mm256_cmpeq_epi8(magnitude, _mm256_setzero_si256()), c);
+            fp8_block(tiles + (k * rows + i) * 32, c, scale[k], 0);
+        }
+    }
+    slow |= _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan));
+    if (slow) bl_fp8_tiles_c(tiles, codes, stride, scale, rows, count);
 }
 
 static inline __attribute__((always_inline)) void fp8_row(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols,
@@ -337,4 +369,5 @@ void bl_cast_init_avx2(bl_cast_kernels *t)
     t->bf16_nonfinite = bf16_nonfinite_avx2;
     t->bf16_tile = bf16_tile_avx2;
     t->fp4_tiles = fp4_tiles_avx2;
+    t->fp8_tiles = fp8_tiles_avx2;
 }

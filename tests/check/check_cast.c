@@ -551,6 +551,34 @@ static void check_fp4_tiles(check *c, const bl_cast_kernels *k)
     }
 }
 
+/* Every code, NaN included, under every scale byte, in tiles of every height, one to five beside each other. */
+static void check_fp8_tiles(check *c, const bl_cast_kernels *k)
+{
+    for (unsigned lowest = 0, rows = 1; lowest < 256; lowest++, rows = rows % 32 + 1) {
+        int64_t count = 1 + check_below(c, 5), stride = 32 * count + check_below(c, 100);
+        bool nan = check_below(c, 2);
+        check_case(c, "fp8_tiles scale=%u rows=%u count=%lld stride=%lld", lowest, rows, (long long)count, (long long)stride);
+        uint8_t *codes = check_buffer(c, (size_t)((rows - 1) * stride + 32 * count), 1), *scales = check_buffer(c, (size_t)count, 1);
+        uint16_t *tiles = check_buffer(c, (size_t)(rows * count) * 64, 2), want[5 * 32 * 32];
+        for (unsigned first = 0; first < 256; first += rows * 32) {
+            for (int64_t i = 0; i < count * rows; i++) {
+                int64_t tile = i / rows, r = i % rows;
+                uint8_t *row = codes + r * stride + 32 * tile;
+                scales[tile] = (uint8_t)(lowest + tile > 255 ? 255 : lowest + tile);
+                for (unsigned j = 0; j < 32; j++) {
+                    row[j] = (uint8_t)(first + 32 * i + j);
+                    if (!nan && (row[j] & 0x7f) == 0x7f) row[j] = 0x80;
+                    float x = bl_e4m3_to_f32(row[j]) * bl_e8m0_to_f32(scales[tile]);
+                    uint16_t v = bl_f32_to_bf16(x); /* below the normal scales also a product may round to -0 */
+                    want[32 * i + j] = x != x ? 0x7fc0 : v == 0x8000 ? 0 : v;
+                }
+            }
+            k->fp8_tiles(tiles, codes, stride, scales, rows, count);
+            if (!check_bf16(c, "values", tiles, want, rows * count, 32)) return;
+        }
+    }
+}
+
 void check_cast(check *c, unsigned cpu)
 {
     bl_cast_kernels ref, k;
@@ -570,4 +598,5 @@ void check_cast(check *c, unsigned cpu)
     for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) check_search(c, &k, &searches[i]);
     check_tile(c, &k);
     check_fp4_tiles(c, &k);
+    check_fp8_tiles(c, &k);
 }

@@ -143,6 +143,44 @@ static void test_rows_and_bytes(void **state)
     free(p);
 }
 
+/* The digest of codes is that of their decoded values, whatever the edges. */
+static void test_codes_as_their_values(void **state)
+{
+    static const uint64_t shapes[][2] = {{1, 32}, {32, 31}, {33, 97}, {70, 160}, {64, 1}, {40, 224}};
+    uint32_t seed = 5;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        uint64_t rows = shapes[i][0], cols = shapes[i][1], per = (cols + 31) / 32;
+        uint8_t *codes = malloc(rows * cols), *scale = malloc(rows * per);
+        uint16_t *values = malloc(2 * rows * cols);
+        for (uint64_t k = 0; k < rows * cols; k++) {
+            codes[k] = (uint8_t)(next(&seed) >> 20);
+        }
+        for (uint64_t k = 0; k < rows * per; k++) {
+            scale[k] = (uint8_t)(k % 3 ? 110 + next(&seed) % 20 : next(&seed) % 253);
+        }
+        bl_sum want = {0}, have = {0};
+        bl_tiles at = bl_tiles_at(64, 32, cols + 64);
+        for (uint64_t r = 0; r < rows; r++) {
+            kernels.fp8_row(values + r * cols, codes + r * cols, scale + r / 32 * per, (int64_t)cols);
+        }
+        bl_value_matrix(&kernels, &want, values, rows, cols, at);
+        bl_value_fp8(&kernels, &have, codes, scale, rows, cols, at);
+        same(want, have);
+        if (cols % 32 == 0) {
+            want = have = (bl_sum){0};
+            for (uint64_t r = 0; r < rows; r++) {
+                kernels.fp4_row(values + r * cols, codes + r * cols / 2, scale + r * per, (int64_t)cols);
+            }
+            bl_value_matrix(&kernels, &want, values, rows, cols, at);
+            bl_value_fp4(&kernels, &have, codes, scale, rows, cols, at);
+            same(want, have);
+        }
+        free(codes);
+        free(scale);
+        free(values);
+    }
+}
+
 static void test_chunks(void **state)
 {
     uint64_t total = 2 * BL_CHUNK_BYTES + 12345, splits[] = {1, 4095, BL_CHUNK_BYTES - 1, BL_CHUNK_BYTES, 3 * BL_CHUNK_BYTES};
@@ -195,6 +233,7 @@ int main(void)
         cmocka_unit_test(test_matrix),         cmocka_unit_test(test_canonical_values),
         cmocka_unit_test(test_place_counts),   cmocka_unit_test(test_rows_and_bytes),
         cmocka_unit_test(test_chunks),         cmocka_unit_test(test_recorded_values),
+        cmocka_unit_test(test_codes_as_their_values),
     };
     int failed = 0;
     for (int level = 0; level < 2; level++) {

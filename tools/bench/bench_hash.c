@@ -25,6 +25,21 @@ static void matrix_stripe(void *arg, int64_t item, int worker)
                     bl_tiles_at((uint64_t)item * STRIPE, 0, COLS));
 }
 
+/* The same bytes as codes. Their scale bytes are the bytes of the first rows: 0x3c is an ordinary one. */
+static void fp8_stripe(void *arg, int64_t item, int worker)
+{
+    hash_run *r = arg;
+    bl_value_fp8(&r->k, &r->sums[worker % 1024], r->data + item * STRIPE * COLS * 2, r->data, 2 * STRIPE, COLS,
+                 bl_tiles_at((uint64_t)item * STRIPE * 2, 0, COLS));
+}
+
+static void fp4_stripe(void *arg, int64_t item, int worker)
+{
+    hash_run *r = arg;
+    bl_value_fp4(&r->k, &r->sums[worker % 1024], r->data + item * STRIPE * COLS * 2, r->data, 4 * STRIPE, COLS,
+                 bl_tiles_at((uint64_t)item * STRIPE * 4, 0, COLS));
+}
+
 static void byte_stripe(void *arg, int64_t item, int worker)
 {
     hash_run *r = arg;
@@ -49,6 +64,20 @@ static bl_status run_matrix(void *arg, bl_error *err)
 {
     hash_run *r = arg;
     bl_pool_run(r->b->pool, ROWS / STRIPE, matrix_stripe, r);
+    return BL_OK;
+}
+
+static bl_status run_fp8(void *arg, bl_error *err)
+{
+    hash_run *r = arg;
+    bl_pool_run(r->b->pool, ROWS / STRIPE, fp8_stripe, r);
+    return BL_OK;
+}
+
+static bl_status run_fp4(void *arg, bl_error *err)
+{
+    hash_run *r = arg;
+    bl_pool_run(r->b->pool, ROWS / STRIPE, fp4_stripe, r);
     return BL_OK;
 }
 
@@ -80,6 +109,8 @@ static bl_status body(bench *b, bl_error *err)
         bl_status (*run)(void *arg, bl_error *err);
     } subjects[] = {{"chunk digests (XXH3-128)", run_chunks},
                     {"value digest, class matrix", run_matrix},
+                    {"value digest, fp8 codes", run_fp8},
+                    {"value digest, fp4 codes", run_fp4},
                     {"value digest, class bytes", run_bytes},
                     {"value digest, class rows of 256 B", run_rows}};
     int counts[2], n = bench_thread_counts(b, counts);
@@ -91,7 +122,7 @@ static bl_status body(bench *b, bl_error *err)
     bl_cast_init(&r->k, b->cpu);
     memset(data, 0x3c, BYTES);
     for (int i = 0; i < n; i++) {
-        bench_subject s[8];
+        bench_subject s[BENCH_SUBJECTS];
         int k = 0;
         BL_TRY(bench_threads(b, counts[i], err));
         BL_TRY(bench_read_ceiling(b, &s[k++], err));
