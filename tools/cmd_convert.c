@@ -288,7 +288,7 @@ int cmd_convert(int argc, char **argv)
         {"keep", CLI_STRING, &keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
         {"drop", CLI_STRING, &drop, "LIST", "packed, released: drop dspark, vision or both (default: neither)"},
         {"tp", CLI_INT, &ranks.tp, "N", "packed: cut dense weights over N ranks"},
-        {"ep", CLI_INT, &ranks.ep, "N", "packed: deal experts over N ranks"},
+        {"ep", CLI_INT, &ranks.ep, "N", "packed: deal experts over N ranks (default 1: all of them on every rank of a stage)"},
         {"pp", CLI_INT, &ranks.pp, "N", "packed: deal layers over N stages"},
         {"pp-layers", CLI_STRING, &ranks.stages, "LIST", "packed: layers of each stage, for example 20,20 (default: even)"},
         {"pad-vocab", CLI_INT, &ranks.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},

@@ -132,7 +132,12 @@ static void print_config(const bl_checkpoint *checkpoint, const generation_facts
 static void print_human(const bl_checkpoint *c, const generation_facts *f)
 {
     char b[32];
-    printf("%s: %s\n", c->path, kind_name(c));
+    printf("%s: %s", c->path, kind_name(c));
+    if (c->manifest && c->manifest->layout.ranks > 1) {
+        const bl_layout *l = &c->manifest->layout;
+        printf(" of %d ranks (tp %d, ep %d, pp %d)", l->ranks, l->tp, l->ep, l->pp);
+    }
+    printf("\n");
     if (c->has_config) {
         generation_print(f);
         print_config(c, f);
@@ -269,13 +274,15 @@ int cmd_inspect(int argc, char **argv)
 {
     const char *tensor = NULL, *args[1];
     bool token_map = false, json = false;
+    int64_t rank = -1;
     int count;
     const cli_option options[] = {
         {"tensor", CLI_STRING, &tensor, "NAME", "statistics of one tensor, decoded with its scale"},
+        {"rank", CLI_INT, &rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
         {"token-map", CLI_FLAG, &token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
         {"json", CLI_FLAG, &json, NULL, "machine-readable output"},
         {NULL, 0, NULL, NULL, NULL}};
-    const cli_command cmd = {"baleen inspect", "PATH [--tensor NAME] [--json]",
+    const cli_command cmd = {"baleen inspect", "PATH [--tensor NAME] [--rank N] [--json]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: config, layer roles, "
                              "tensors by class.\nThe demo model is shown when no PATH is given.",
                              NULL, options, 0, 1};
@@ -283,11 +290,12 @@ int cmd_inspect(int argc, char **argv)
     if (rc >= 0) return rc;
     if (token_map && tensor) return cli_usage_error(&cmd, "--token-map and --tensor do not go together");
     if (token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
+    if (rank < -1 || rank >= BL_MAX_RANKS) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
     const char *path = count ? args[0] : cli_default_model();
     if (token_map) return inspect_token_map(&cmd, path, json);
     bl_checkpoint *c = NULL;
     bl_error err = {0};
-    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true}, &err);
+    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true, .one_rank = rank >= 0, .rank = (int)rank}, &err);
     if (st != BL_OK) return cli_report(cmd.program, st, &err);
     rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(&cmd, c, json);
     bl_checkpoint_close(&c);

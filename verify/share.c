@@ -160,10 +160,10 @@ static void possible_tp(const bl_config *c, const bl_layout *l, const bl_slots *
 static bl_status refuse_tp(const bl_config *c, const bl_layout *l, const bl_slots *slots, const bl_slot *s, const char *why,
                            const char *path, bl_error *err)
 {
-    char possible[160];
+    char possible[160], shape[64];
     possible_tp(c, l, slots, possible, sizeof possible);
-    return bl_fail(err, BL_E_USAGE, path, s->name, -1, "[%llu, %llu] over --tp %d: %s; --tp can be %s", (unsigned long long)s->shape[0],
-                   (unsigned long long)s->shape[1], l->tp, why, possible);
+    bl_shape_text(shape, sizeof shape, s->shape, s->ndim);
+    return bl_fail(err, BL_E_USAGE, path, s->name, -1, "%s over --tp %d: %s; --tp can be %s", shape, l->tp, why, possible);
 }
 
 static bl_status refuse_vocabulary(const bl_layout *l, const bl_slot *s, const char *why, const char *path, bl_error *err)

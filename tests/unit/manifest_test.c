@@ -107,6 +107,7 @@ static void test_rank_round_trip(void **state)
     expect_ok(bl_rank_manifest_read(scratch_root, 3, &arena, &r, &e), &e);
     assert_int_equal(r.rank, 3);
     assert_true(!r.files[0].linked && r.files[1].linked);
+    assert_true(r.files[0].rank == 3 && r.files[1].rank == 1);
     assert_string_equal(r.tensors[0].tensor.name, "e");
     const bl_manifest_tensor *t = bl_rank_manifest_find(&r, "layers.0.ffn.experts.w1.weight");
     assert_non_null(t);
@@ -226,6 +227,14 @@ static void test_broken_global(void **state)
         {"\"bytes\":7", "\"bytes\":7.5", "size"},
         {"\"sha256\":null", "\"sha256\":false", "hexadecimal"},
         {"\"files\":[", "\"files\":[1,", "a file is not an object"},
+        {"\"layers\":[21,19]", "\"layers\":[40]", "an entry for each stage"},
+        {"\"layers\":[21,19]", "\"layers\":40", "an entry for each stage"},
+        {"\"layers\":[21,19],", "", "'layers' is needed"},
+        {"\"layers\":[21,19]", "\"layers\":[21,-19]", "'layers'"},
+        {"\"vocab_rows\":129536", "\"vocab_rows\":1e5", "'vocab_rows'"},
+        {"\"vocab_rows\":129536", "\"vocab_rows\":2147483648", "'vocab_rows'"},
+        {"\"engram_shared\":true", "\"engram_shared\":1", "'engram_shared'"},
+        {"\"engram_shared\":true", "\"engram_both\":true", "unknown key 'engram_both'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         expect_broken(true, cases[i][0], cases[i][1], cases[i][2]);
@@ -257,6 +266,8 @@ static void test_broken_rank(void **state)
         {"\"linked\":true", "\"sha256\":null", "unknown key 'sha256'"},
         {"\"name\":\"layer-00.safetensors\"", "\"name\":\"rank-0000/layer-00.safetensors\"",
          "may not be the name"},
+        {"\"linked\":true,\"rank\":1", "\"linked\":true,\"rank\":-1", "a file's rank"},
+        {"\"linked\":true,\"rank\":1", "\"linked\":true,\"rank\":4096", "a file's rank"},
         {"\"tensors\":[", "\"tensors\":[null,", "a tensor is not an object"},
         {"\"shape\":[2,3000,3000]", "\"shape\":6", "'shape' is not an array"},
         {"\"chunks\":[]", "\"chunks\":{}", "'chunks' is not an array"},

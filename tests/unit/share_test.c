@@ -1,0 +1,129 @@
+/* The rule that deals a model to ranks: whatever the layout, the ranks' parts of every tensor are equal or disjoint, begin where no
+ * block is cut, and make up the whole. */
+#include "verify/share.h"
+
+#include "tests/unit/scratch.h"
+#include "tests/unit/tiny_config.h"
+
+static bl_arena arena;
+static bl_config config;
+static bl_slots slots;
+
+static int build(void **state)
+{
+    bl_error e;
+    bl_error_clear(&e);
+    expect_ok(bl_config_parse(tiny_config, strlen(tiny_config), "config.json", &arena, &config, &e), &e);
+    config.num_hidden_layers = 7;
+    config.num_attention_heads = 8;
+    config.o_groups = 4;
+    config.o_lora_rank = 64;
+    config.moe_intermediate_size = 256;
+    config.n_routed_experts = 16;
+    config.dspark_n_routed_experts = 8;
+    config.has_vision = false;
+    config.vocab_size = 1000;
+    expect_ok(bl_slots_build(&config, "config.json", &arena, &slots, &e), &e);
+    return 0;
+}
+
+static int clean(void **state)
+{
+    bl_arena_reset(&arena);
+    return 0;
+}
+
+static bool overlap(const bl_rect *a, const bl_rect *b)
+{
+    return a->row < b->row + b->rows && b->row < a->row + a->rows && a->col < b->col + b->cols && b->col < a->col + a->cols;
+}
+
+/* The parts of one slot on all ranks. */
+static void check_slot(const bl_layout *l, const bl_slot *s)
+{
+    bl_rect parts[64];
+    size_t count = 0;
+    uint64_t area = 0;
+    for (int rank = 0; rank < l->ranks; rank++) {
+        bl_share share;
+        if (!bl_share_of(&config, l, true, s, rank, &share)) {
+            continue;
+        }
+        bool known = false;
+        assert_int_equal(share.part.row % 32 == 0 || share.part.rows == 0 || s->cut == BL_CUT_TABLE, 1);
+        assert_int_equal(s->ndim == 2 ? share.part.col % 32 : 0, 0);
+        assert_true(share.rows >= share.part.rows && share.all_rows >= s->shape[0]);
+        assert_true(share.owner / (l->ranks / l->pp) == rank / (l->ranks / l->pp));
+        for (size_t i = 0; i < count && !known; i++) {
+            known = memcmp(&parts[i], &share.part, sizeof share.part) == 0;
+            assert_true(known || !overlap(&parts[i], &share.part));
+        }
+        if (!known) {
+            parts[count++] = share.part;
+            area += share.part.rows * share.part.cols;
+        }
+    }
+    bl_rect all = bl_slot_rect(s);
+    assert_int_equal(area, all.rows * all.cols);
+}
+
+static void test_parts_make_up_the_whole(void **state)
+{
+    static const int degrees[] = {1, 2, 4, 8}, stages[][4] = {{7}, {3, 4}, {1, 1, 2, 3}};
+    size_t fit = 0;
+    for (int i = 0; i < 4 * 4 * 3 * 2; i++) {
+        bl_layout l = {.tp = degrees[i % 4], .ep = degrees[i / 4 % 4], .pp = i / 16 % 3 == 2 ? 4 : i / 16 % 3 + 1,
+                       .stage_layers = stages[i / 16 % 3], .engram_shared = i / 48};
+        l.ranks = l.pp * (l.tp > l.ep ? l.tp : l.ep);
+        l.vocab_rows = l.tp > 1 ? 1024 : 0;
+        if (bl_layout_check(&config, &l, &slots, "model", NULL) != BL_OK) {
+            assert_int_equal(l.tp, 8); /* more than the output groups */
+            continue;
+        }
+        fit++;
+        for (size_t k = 0; k < slots.count; k++) {
+            check_slot(&l, &slots.slots[k]);
+        }
+    }
+    assert_int_equal(fit, 3 * 4 * 3 * 2);
+}
+
+static void test_experts_follow_the_rank(void **state)
+{
+    const bl_layout l = {.tp = 8, .ep = 2, .pp = 1, .ranks = 8, .vocab_rows = 1024};
+    for (size_t k = 0; k < slots.count; k++) {
+        bl_share share;
+        if (slots.slots[k].expert >= 0 && slots.slots[k].group == BL_GROUP_MODEL) {
+            assert_int_equal(bl_share_of(&config, &l, true, &slots.slots[k], 3, &share), slots.slots[k].expert < 8);
+            assert_int_equal(bl_share_of(&config, &l, true, &slots.slots[k], 4, &share), slots.slots[k].expert >= 8);
+            assert_int_equal(share.first_expert, 8);
+        }
+    }
+}
+
+static void refused(bl_layout l, const char *says)
+{
+    bl_error e;
+    bl_error_clear(&e);
+    l.ranks = l.pp * (l.tp > l.ep ? l.tp : l.ep);
+    expect_failure(bl_layout_check(&config, &l, &slots, "model", &e), &e, BL_E_USAGE, says);
+}
+
+static void test_refusals(void **state)
+{
+    static const int short_stages[] = {3, 3}, empty_stage[] = {7, 0};
+    refused((bl_layout){.tp = 8, .ep = 1, .pp = 1, .vocab_rows = 1024}, "output groups cannot be dealt evenly; --tp can be 1, 2, 4");
+    refused((bl_layout){.tp = 3, .ep = 1, .pp = 1}, "heads cannot be dealt evenly");
+    refused((bl_layout){.tp = 2, .ep = 1, .pp = 1}, "embed.weight|--pad-vocab 32 makes them 1024");
+    refused((bl_layout){.tp = 1, .ep = 16, .pp = 1}, "dspark_n_routed_experts|it can be 1, 2, 4, 8");
+    refused((bl_layout){.tp = 1, .ep = 1, .pp = 2, .stage_layers = short_stages}, "6 layers, the model has 7");
+    refused((bl_layout){.tp = 1, .ep = 1, .pp = 2, .stage_layers = empty_stage}, "cannot have 0 layers");
+    refused((bl_layout){.tp = 2, .ep = 1, .pp = 1, .vocab_rows = 999}, "cannot be padded to 999 rows");
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts_make_up_the_whole),
+                                              cmocka_unit_test(test_experts_follow_the_rank), cmocka_unit_test(test_refusals)};
+    return cmocka_run_group_tests(tests, build, clean);
+}
