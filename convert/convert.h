@@ -50,7 +50,7 @@ typedef struct bl_convert_report {
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */
     bl_generation generation;
-    bl_scale_survey scales; /* a cast is exact when none is rounded */
+    bl_scale_survey scales; /* of the whole source, without its pointers: a cast is exact when none is rounded */
     size_t kept_files; /* finished by an earlier run and proven by this one */
     uint64_t kept_bytes;
     double seconds;

@@ -283,8 +283,8 @@ int cmd_inspect(int argc, char **argv)
         {"json", CLI_FLAG, &json, NULL, "machine-readable output"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command cmd = {"baleen inspect", "PATH [--tensor NAME] [--rank N] [--json]",
-                             "Show what a checkpoint folder, a packed model or one safetensors file holds: config, layer roles, "
-                             "tensors by class.\nThe demo model is shown when no PATH is given.",
+                             "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
+                             "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
                              NULL, options, 0, 1};
     int rc = cli_parse(&cmd, argc, argv, args, &count);
     if (rc >= 0) return rc;

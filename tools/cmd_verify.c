@@ -14,7 +14,11 @@ static const char details[] =
     "     model\n"
     "\n"
     "Every problem is one line on stderr with file, tensor and byte range; the exit status is then 1. --against compares values:\n"
-    "a checkpoint, its BF16 cast and its packed model are equal; what one side records as dropped may be absent there.\n";
+    "a checkpoint, its BF16 cast and its packed model are equal; what one side records as dropped may be absent there.\n"
+    "\n"
+    "Folders of earlier generations (V3, R1, V3.1, V3.2, V4) too: their configs call for no tensors by name, so that every tensor's\n"
+    "role comes from its dtype, its shape and the scale beside it, and experts and layers must be without gaps. Float32 scales\n"
+    "that are no powers of two are a problem only where the config calls them ue8m0; values are then compared as a cast rounds them.\n";
 
 typedef struct output {
     bool json;

@@ -12,7 +12,8 @@
 /* Never an index: whoever writes shards writes it anew. */
 const char *const bl_companions[BL_COMPANIONS] = {
     "config.source.json",      "tokenizer.json",    "tokenizer_config.json",    "generation_config.json", "special_tokens_map.json",
-    "added_tokens.json",       "chat_template.jinja", "chat_template.json",     "preprocessor_config.json", "processor_config.json"};
+    "added_tokens.json",       "chat_template.jinja", "chat_template.json",     "preprocessor_config.json", "processor_config.json",
+    "configuration_deepseek.py", "modeling_deepseek.py"};
 
 static bl_status check(const char *path, bl_error *err)
 {

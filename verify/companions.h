@@ -1,11 +1,12 @@
-/* The small files that travel with the weights: tokenizer, chat template, generation settings, the source's config. */
+/* The small files that travel with the weights: tokenizer, chat template, generation settings, the source's config, and the two
+ * modules that the auto_map of earlier generations' configs names. */
 #ifndef BL_VERIFY_COMPANIONS_H
 #define BL_VERIFY_COMPANIONS_H
 
 #include "verify/bind.h"
 
 #define BL_COMPANION_MAX ((uint64_t)64 << 20)
-#define BL_COMPANIONS 10
+#define BL_COMPANIONS 12
 extern const char *const bl_companions[BL_COMPANIONS];
 
 /* Look at every companion that folder has: a regular file of at most BL_COMPANION_MAX bytes, no git-lfs pointer or web page in

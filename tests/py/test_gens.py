@@ -60,6 +60,18 @@ def test_text_says_whether_it_is_exact(baleen, made, tmp_path, kind):
     assert ("the cast is exact" in r.out) == (kind == "v3.1")
 
 
+def test_modules_travel(baleen, tmp_path):
+    items, config = gens.v3()
+    config["auto_map"] = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    folder = gens.write(tmp_path / "c", items, config)
+    for name in ("configuration_deepseek.py", "modeling_deepseek.py", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
+    assert baleen("convert", folder, tmp_path / "out", "--to", "bf16").rc == 0
+    names = {f.name for f in (tmp_path / "out").iterdir()}
+    assert {"configuration_deepseek.py", "modeling_deepseek.py", "tokenizer_config.json", "SHA256SUMS"} <= names
+    assert baleen("verify", tmp_path / "out").rc == 0
+
+
 def test_layers_of_a_part(baleen, made, tmp_path):
     folder, items = made("v3")
     assert baleen("convert", folder, tmp_path / "out", "--to", "bf16", "--layers", "1").rc == 0
