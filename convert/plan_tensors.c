@@ -85,8 +85,11 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share,
         return BL_OK;
     }
     char name[192];
-    bl_scale_name(name, sizeof name, slot->name);
-    t = add(p, name, s.w->scale->dtype, slot->ndim, t->members, 1);
+    bool own = p->c->config.earlier; /* there scales have names of several kinds, and no experts are stacked */
+    if (!own) {
+        bl_scale_name(name, sizeof name, slot->name);
+    }
+    t = add(p, own ? s.w->scale->name : name, s.w->scale->dtype, slot->ndim, t->members, 1);
     if (!t) {
         return bl_plan_nomem(p, err);
     }

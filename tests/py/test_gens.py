@@ -60,6 +60,16 @@ def test_text_says_whether_it_is_exact(baleen, made, tmp_path, kind):
     assert ("the cast is exact" in r.out) == (kind == "v3.1")
 
 
+@pytest.mark.parametrize("kind", ["v3", "v4", "v4 base"])
+def test_saved_scales(baleen, made, tmp_path, kind):
+    folder, items = made(kind)
+    assert baleen("convert", folder, tmp_path / "out", "--to", "bf16", "--save-scales").rc == 0
+    assert ckpt.tensors(tmp_path / "out") == gens.cast(items)
+    scales = {n: t for n, t in items.items() if n.endswith((".scale", ".weight_scale_inv"))}
+    assert ckpt.tensors(tmp_path / "out" / "scales.source.st") == scales
+    assert baleen("verify", tmp_path / "out", "--against", folder).rc == 0
+
+
 def test_modules_travel(baleen, tmp_path):
     items, config = gens.v3()
     config["auto_map"] = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
