@@ -105,6 +105,7 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
                           .shard_size = j->o->shard_size,
                           .save_scales = j->o->save_scales,
                           .experts = j->o->experts,
+                          .fp8_block_rows = j->o->fp8_block_rows,
                           .layout = &j->layout};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
@@ -117,6 +118,7 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
     if (po.target == BL_TO_RELEASED && !j->source->config.earlier) {
         BL_TRY(bl_config_restore(j->source, &j->arena, &j->restored, err));
         po.drop |= j->restored.absent;
+        po.fp8_block_rows = po.fp8_block_rows ? po.fp8_block_rows : j->restored.config.fp8_block_rows;
     }
     BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
     BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));

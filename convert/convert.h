@@ -18,6 +18,7 @@ typedef struct bl_convert_options {
     int pad_vocab;       /* BL_TO_PACKED: pad the vocabulary to a multiple of this times tp; 0 = do not */
     /* BL_TO_RELEASED */
     bl_form experts;         /* bl_plan_options */
+    int fp8_block_rows;      /* likewise; 0 = as the source has them, or had them before it was cast */
     const char *scale_hints; /* bl_hints_open; NULL: what the source itself kept, if it did */
     bool no_hints;           /* not even that */
     bl_fp4_ties fp4_ties;

@@ -266,7 +266,7 @@ static bl_status inexact(const stripe *s, const bl_view *source, uint64_t row, b
     int64_t at = place_of(source, row, 32 * b, &t);
     return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
                    "the values of block [%llu, %llu] of '%s' do not all have %s codes under one scale: it cannot be recast without loss",
-                   (unsigned long long)(row / (s->w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1)), (unsigned long long)b, s->w->slot->name,
+                   (unsigned long long)(row / s->w->block_rows), (unsigned long long)b, s->w->slot->name,
                    s->w->form == BL_FORM_FP8 ? "fp8" : "fp4");
 }
 
@@ -274,7 +274,7 @@ static bl_status inexact(const stripe *s, const bl_view *source, uint64_t row, b
 static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, uint64_t rows, uint8_t *scale, const uint8_t *hint,
                               bl_encode_stats *stats, bl_error *err)
 {
-    uint64_t step = s->w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1, blocks = blocks_of(s);
+    uint64_t step = s->w->block_rows, blocks = blocks_of(s);
     for (uint64_t i = 0; i < rows; i += step) {
         s->rows = rows - i < step ? rows - i : step;
         s->scale = scale + i / step * blocks;
@@ -331,19 +331,20 @@ static bl_status read_codes(bl_encoder *e, const bl_view *source, bl_rows *rows,
     return BL_OK;
 }
 
-/* fp4 to fp8, as the release's converter does it: 6 times 2^6 is the largest such multiple below 448, so the largest scale of the
- * block, less 6, leaves the most room below. */
-static void recast_hints(const bl_view *source, const bl_rows *rows, uint8_t *hint)
+/* Scales for fp8 codes made of other codes, share rows to a scale: the largest of those that its rows had; of fp4 less 6, as the
+ * release's converter does it: 6 times 2^6 is the largest such multiple below 448, which leaves the most room below. */
+static void recast_hints(const bl_view *source, const bl_rows *rows, uint64_t share, uint8_t *hint)
 {
-    uint64_t blocks = bl_weight_scale_row_bytes(&source->w);
-    for (uint64_t i = 0; i < rows->rows; i += BL_VALUE_TILE, hint += blocks) {
+    uint64_t blocks = bl_weight_scale_row_bytes(&source->w), block_rows = source->w.block_rows;
+    int less = source->w.form == BL_FORM_FP4 ? 6 : 0;
+    for (uint64_t i = 0; i < rows->rows; i += share, hint += blocks) {
         for (uint64_t b = 0; b < blocks; b++) {
             int most = 0;
-            for (uint64_t k = i; k < rows->rows && k < i + BL_VALUE_TILE; k++) {
-                int s = rows->scale[k * blocks + b];
+            for (uint64_t k = i; k < rows->rows && k < i + share; k++) {
+                int s = rows->scale[k / block_rows * blocks + b];
                 most = s > most ? s : most;
             }
-            hint[b] = (uint8_t)(most < BL_FP8_SCALE_MIN + 6 ? BL_FP8_SCALE_MIN : most - 6);
+            hint[b] = (uint8_t)(most < BL_FP8_SCALE_MIN + less ? BL_FP8_SCALE_MIN : most - less);
         }
     }
 }
@@ -369,7 +370,7 @@ static bl_status read_piece(const work *w, uint64_t row, uint64_t rows, uint64_t
         BL_TRY(bl_hints_read(e->o.hints, w->sum, at, scales, w->r->hints, hint, err));
     }
     if (!*hint && w->recast && w->made.w.form == BL_FORM_FP8) {
-        recast_hints(&w->source, &codes, w->r->hints);
+        recast_hints(&w->source, &codes, w->made.w.block_rows, w->r->hints);
         *hint = w->r->hints;
     }
     return BL_OK;
@@ -385,7 +386,7 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
     stripe s = {.e = e, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&w.made.w),
                 .r = &r, .exact = w.recast};
     bl_stored grid = bl_weight_stored(s.w, true);
-    uint64_t share = s.w->form == BL_FORM_FP8 ? BL_VALUE_TILE : 1; /* rows that share a row of scales */
+    uint64_t share = s.w->block_rows;
     uint64_t most = e->piece / (2 * s.cols) / BL_VALUE_TILE * BL_VALUE_TILE;
     bl_encode_stats stats = {0};
     for (uint64_t end = row + rows, n; row < end; row += n) {

@@ -88,10 +88,10 @@ static bl_status wrong(const bl_hints *h, const bl_tensor *t, const bl_slot *s, 
     return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(h->c, t)->path, t->name, -1, "is no hint for '%s': %s", s->name, what);
 }
 
-/* Experts that are to become fp8 on request: the scales of their fp4 codes say nothing. */
-static bool other_kind(const bl_weight *want, bool fp4)
+/* What is to become codes of another kind than the release has, on request, finds no scale of that kind there. */
+static bool on_request(const bl_weight *want)
 {
-    return want->slot->kind == BL_SLOT_EXPERT && want->form == BL_FORM_FP8 && fp4;
+    return want->form == BL_FORM_FP8 && (want->slot->kind == BL_SLOT_EXPERT || want->block_rows == 1);
 }
 
 /* From a file of scales alone: by name and shape. */
@@ -103,11 +103,8 @@ static bl_status find_tensor(bl_hints *h, const bl_weight *want, bl_view *out, b
         return BL_OK;
     }
     bl_stored grid = bl_weight_stored(want, true);
-    if (other_kind(want, t->ndim == 2 && t->shape[0] == want->slot->shape[0])) {
-        return BL_OK;
-    }
     if (t->dtype != BL_DT_F8_E8M0 || t->ndim != 2 || t->shape[0] != grid.rows || t->shape[1] != grid.cols) {
-        return wrong(h, t, want->slot, "an F8_E8M0 grid of another shape is needed", err);
+        return on_request(want) ? BL_OK : wrong(h, t, want->slot, "an F8_E8M0 grid of another shape is needed", err);
     }
     bl_weight *w = bl_arena_array(&h->arena, 1, sizeof *w);
     if (!w) {
@@ -132,11 +129,8 @@ static bl_status find_weight(bl_hints *h, const bl_weight *want, bl_view *out, b
     if (w->slot->shape[0] != want->slot->shape[0] || w->slot->shape[1] != want->slot->shape[1]) {
         return wrong(h, w->scale, want->slot, "its weight has another shape", err);
     }
-    if (other_kind(want, w->form == BL_FORM_FP4)) {
-        return BL_OK;
-    }
-    if (w->form != want->form) {
-        return wrong(h, w->scale, want->slot, "it belongs to codes of another kind than are to be made", err);
+    if (w->form != want->form || w->block_rows != want->block_rows) {
+        return on_request(want) ? BL_OK : wrong(h, w->scale, want->slot, "it belongs to codes of another kind than are to be made", err);
     }
     *out = bl_view_cut(w, bl_view_pieces(&h->binding, (size_t)(w - h->binding.weights)), bl_slot_rect(w->slot));
     return BL_OK;
@@ -158,7 +152,7 @@ bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, bl_erro
         bl_view want = bl_plan_made(t, 0);
         bl_view *view = &h->views[t->members[0].sum];
         BL_TRY(h->order ? find_weight(h, &want.w, view, err) : find_tensor(h, &want.w, view, err));
-        expected += !other_kind(&want.w, true);
+        expected += !on_request(&want.w);
         *found += view->count != 0;
     }
     if (expected && *found == 0) {

@@ -63,12 +63,13 @@ static bl_status plan_packed(bl_planner *p, bl_plan_source s, const bl_share *sh
 static bl_form encoded_form(const bl_planner *p, const bl_weight *w)
 {
     bl_form form = w->form == BL_FORM_BF16 ? BL_FORM_FP4 : w->form;
+    bool regrouped = w->form == BL_FORM_FP8 && (int)w->block_rows != p->o->fp8_block_rows;
     switch (w->slot->kind) {
     case BL_SLOT_DENSE:
-        return w->form == BL_FORM_BF16 ? BL_FORM_FP8 : 0;
+        return w->form == BL_FORM_BF16 || regrouped ? BL_FORM_FP8 : 0;
     case BL_SLOT_EXPERT:
         form = p->o->experts ? p->o->experts : form;
-        return form == w->form ? 0 : form;
+        return form == w->form && !regrouped ? 0 : form;
     default:
         return 0;
     }
@@ -203,7 +204,7 @@ bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_pla
         return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: those are cast to BF16 only, packed models are of DeepSeek-V4.1",
                        bl_generation_name(b->generation));
     }
-    *out = (bl_plan){.target = o->target, .dropped = c->config.earlier ? 0 : o->drop,
+    *out = (bl_plan){.target = o->target, .fp8_block_rows = o->fp8_block_rows, .dropped = c->config.earlier ? 0 : o->drop,
                       .layout = o->layout ? o->layout : &bl_layout_single};
     bl_planner p = {.c = c, .b = b, .o = o, .arena = arena, .out = out};
     p.actions = bl_arena_array(arena, c->tensor_count, sizeof *p.actions);

@@ -18,6 +18,7 @@ typedef struct bl_plan_options {
     unsigned drop;       /* BL_DROP_ bits; checkpoints of earlier generations are kept whole */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
     bl_form experts;     /* BL_TO_RELEASED: BL_FORM_FP4 or BL_FORM_FP8; 0 = codes as they are, BF16 to fp4 */
+    int fp8_block_rows;  /* BL_TO_RELEASED: rows that share an fp8 scale, 32 or 1 */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
@@ -57,6 +58,7 @@ typedef struct bl_plan_tensor {
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of values, codes or (scale) what goes with them; 0 = not encoded */
+    int encode_rows; /* rows that share a scale then */
     bool aside;   /* kept beside the checkpoint, not a part of it */
     bool stacked; /* members are experts of one layer, a rank's */
     int rank;     /* BL_TO_PACKED: in whose folder it is */
@@ -88,6 +90,7 @@ typedef struct bl_plan {
     bl_plan_tensor *tensors;
     size_t tensor_count;
     size_t sum_count;
+    int fp8_block_rows; /* of the options */
     size_t fp8, fp4; /* BL_TO_RELEASED: weights (tables aside) that come out in these forms */
     size_t aside_count; /* of the tensors: kept aside */
     uint64_t tensor_bytes, file_bytes; /* tensor_bytes without those */

@@ -109,6 +109,7 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
         return bl_plan_nomem(p, err);
     }
     t->encode = form;
+    t->encode_rows = form == BL_FORM_FP8 ? p->o->fp8_block_rows : 1;
     t->rank = share->owner;
     add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
@@ -119,6 +120,7 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
         return bl_plan_nomem(p, err);
     }
     t->encode = form;
+    t->encode_rows = form == BL_FORM_FP8 ? p->o->fp8_block_rows : 1;
     t->scale = true;
     t->rank = share->owner;
     set_shapes(t, 0, &made.w, share);
@@ -175,6 +177,7 @@ bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
     bl_view v = bl_plan_view(t, i);
     if (t->cast || t->encode) {
         bl_weight_reform(&v.w, t->cast ? BL_FORM_BF16 : t->encode);
+        v.w.block_rows = t->encode ? (uint32_t)t->encode_rows : v.w.block_rows;
     }
     return v;
 }

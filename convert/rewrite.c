@@ -114,10 +114,11 @@ static bool left_out(const writer *w, bl_json key)
 /* Is the config right about how weights come out? Other targets than the released form keep what the source says. */
 static bool quantisation_holds(const bl_config *c, const bl_plan *plan)
 {
-    return plan->target != BL_TO_RELEASED || (c->quantized == (plan->fp8 + plan->fp4 > 0) && c->experts_fp4 == (plan->fp4 > 0));
+    return plan->target != BL_TO_RELEASED || (c->quantized == (plan->fp8 + plan->fp4 > 0) && c->experts_fp4 == (plan->fp4 > 0) &&
+                                              c->fp8_block_rows == plan->fp8_block_rows);
 }
 
-/* The members of a quantization_config, v, with expert_dtype as the weights have it. */
+/* The members of a quantization_config, v, with weight_block_size and expert_dtype as the weights have them. */
 static void quantisation(writer *w, bl_json v)
 {
     bl_json key, item;
@@ -125,10 +126,16 @@ static void quantisation(writer *w, bl_json v)
     const char *comma = "";
     fputs("\"quantization_config\": {", w->f);
     while (bl_json_next(&it, &key, &item)) {
-        if (!bl_json_equals(key, "expert_dtype")) {
-            fprintf(w->f, "%s%.*s: %.*s", comma, (int)key.n, key.p, (int)item.n, item.p);
-            comma = ", ";
+        if (bl_json_equals(key, "expert_dtype")) {
+            continue;
         }
+        fprintf(w->f, "%s%.*s: ", comma, (int)key.n, key.p);
+        if (bl_json_equals(key, "weight_block_size")) {
+            fprintf(w->f, "[%d, 32]", w->plan->fp8_block_rows);
+        } else {
+            fprintf(w->f, "%.*s", (int)item.n, item.p);
+        }
+        comma = ", ";
     }
     fprintf(w->f, "%s%s}", w->plan->fp4 ? comma : "", w->plan->fp4 ? "\"expert_dtype\": \"fp4\"" : "");
 }

@@ -384,6 +384,9 @@ static bl_status read_quantization(const reader *r)
 {
     bl_config *c = r->c;
     bl_json q = find(r, "quantization_config"), e = find(r, "engram_quant");
+    reader quiet = *r;
+    quiet.err = NULL;
+    c->fp8_block_rows = 32;
     if (q.kind != BL_JSON_NONE) {
         if (q.kind != BL_JSON_OBJECT) {
             return bad(r, "quantization_config", "must be an object");
@@ -393,8 +396,12 @@ static bl_status read_quantization(const reader *r)
             return bad(r, "quantization_config.quant_method", "must be 'fp8'");
         }
         BL_TRY(expect_string(r, bl_json_get(q, "scale_fmt"), "quantization_config.scale_fmt", "ue8m0"));
-        BL_TRY(expect_block(r, bl_json_get(q, "weight_block_size"), "quantization_config.weight_block_size",
-                            32, 32));
+        bl_json block = bl_json_get(q, "weight_block_size");
+        if (expect_block(&quiet, block, "", 1, 32) == BL_OK) {
+            c->fp8_block_rows = 1;
+        } else {
+            BL_TRY(expect_block(r, block, "quantization_config.weight_block_size", 32, 32));
+        }
         BL_TRY(expect_string(r, bl_json_get(q, "expert_dtype"), "quantization_config.expert_dtype", "fp4"));
         c->experts_fp4 = bl_json_get(q, "expert_dtype").kind == BL_JSON_STRING;
     }

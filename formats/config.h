@@ -42,6 +42,7 @@ typedef struct bl_config {
     bool has_vision;
     bool nested;                 /* text_config present */
     bool quantized;              /* quantization_config present: fp8 dense weights */
+    int fp8_block_rows;          /* of its weight_block_size [rows, 32]: 32, or 1 in recasts; 32 when absent */
     bool experts_fp4;            /* quantization_config.expert_dtype == "fp4" */
     bool engram_quant;           /* flattened form: engram_quant present */
     const char *text;            /* the source text, text_bytes long, NUL-terminated, in the arena */

@@ -143,6 +143,9 @@ static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *
     if (c->kind == BL_SOURCE_PACKED && c->manifest->layout.ranks != 1)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "was packed for %d ranks; it can be run packed for one (see baleen merge)",
                        c->manifest->layout.ranks);
+    if (c->config.fp8_block_rows != 32)
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "has fp8 scales for blocks of [%d, 32]; it can be run with [32, 32] (see "
+                       "baleen convert --fp8-block)", c->config.fp8_block_rows);
     return check_whole(&c->config, path, err);
 }
 

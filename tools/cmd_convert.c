@@ -22,7 +22,7 @@ static const char details[] =
     "               saturates; under --scale-hints it keeps the scale it had wherever that loses nothing, so that what was not\n"
     "               trained returns byte for byte. NaN and infinity are refused, -0 keeps its sign, blocks of zeros get the\n"
     "               released quantisers' scale. --experts fp8 gives experts fp8 codes with a scale per 32x32 block instead: from fp4 codes\n"
-    "               exactly or not at all, naming the block. What is not in SRC (draft layers, vision) is left out and config.json says so.\n"
+    "               exactly or not at all, naming the block; so does --fp8-block with fp8 codes. What is not in SRC (draft layers, vision) is left out and config.json says so.\n"
     "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
     "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
     "               --tp, --ep and --pp spread it over ranks: pp stages of max(tp, ep) ranks, a folder for each. Every rank\n"
@@ -275,7 +275,7 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
 
 int cmd_convert(int argc, char **argv)
 {
-    const char *to = NULL, *keep = NULL, *drop = NULL, *layers = NULL, *cpu = NULL, *ties = NULL, *experts = NULL, *args[2];
+    const char *to = NULL, *keep = NULL, *drop = NULL, *layers = NULL, *cpu = NULL, *ties = NULL, *experts = NULL, *block = NULL, *args[2];
     int64_t jobs = 0;
     bool json = false;
     unsigned bits;
@@ -297,6 +297,7 @@ int cmd_convert(int argc, char **argv)
         {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
         {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
         {"experts", CLI_STRING, &experts, "FORM", "released: experts in fp4 or fp8 (default: codes as they are, BF16 to fp4)"},
+        {"fp8-block", CLI_STRING, &block, "SHAPE", "released: values that share an fp8 scale, 32x32 or 1x32 (default: as SRC has or had it)"},
         {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
         {"fp4-ties", CLI_STRING, &ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
@@ -323,12 +324,16 @@ int cmd_convert(int argc, char **argv)
     if (o.save_scales && o.target != BL_TO_BF16) {
         return cli_usage_error(&c, "--save-scales goes with --to bf16");
     }
-    if ((o.scale_hints || ties || o.canonical_zero || experts) && o.target != BL_TO_RELEASED) {
-        return cli_usage_error(&c, "--experts, --scale-hints, --fp4-ties and --canonical-zero go with --to released");
+    if ((o.scale_hints || ties || o.canonical_zero || experts || block) && o.target != BL_TO_RELEASED) {
+        return cli_usage_error(&c, "--experts, --fp8-block, --scale-hints, --fp4-ties and --canonical-zero go with --to released");
     }
     if (experts && strcmp(experts, "fp4") && strcmp(experts, "fp8")) {
         return cli_usage_error(&c, "--experts takes fp4 or fp8, not '%.40s'", experts);
     }
+    if (block && strcmp(block, "32x32") && strcmp(block, "1x32")) {
+        return cli_usage_error(&c, "--fp8-block takes 32x32 or 1x32, not '%.40s'", block);
+    }
+    o.fp8_block_rows = !block ? 0 : !strcmp(block, "1x32") ? 1 : 32;
     o.experts = !experts ? 0 : !strcmp(experts, "fp8") ? BL_FORM_FP8 : BL_FORM_FP4;
     if (ties && strcmp(ties, "even") && strcmp(ties, "down")) {
         return cli_usage_error(&c, "--fp4-ties takes even or down, not '%.40s'", ties);

@@ -75,12 +75,13 @@ static const char *dtypes_of(bl_slot_kind kind)
 }
 
 /* Stored shape of a share in a form, and of its scale. Returns the scale's ndim (0 = none). */
-static uint32_t stored_shapes(const bl_slot *s, const bl_share *share, bl_form form, uint64_t shape[2], uint64_t grid[2])
+static uint32_t stored_shapes(const bl_slot *s, const bl_share *share, bl_form form, uint64_t block_rows, uint64_t shape[2],
+                              uint64_t grid[2])
 {
     uint64_t cols = share->part.cols;
     shape[0] = share->rows;
     shape[1] = form == BL_FORM_FP4 ? cols / 2 : cols;
-    grid[0] = form == BL_FORM_FP8 ? blocks(share->rows, BL_BLOCK) : share->rows;
+    grid[0] = blocks(share->rows, block_rows);
     grid[1] = blocks(cols, BL_BLOCK);
     if (s->ndim == 1) {
         shape[1] = 1;
@@ -115,9 +116,10 @@ typedef struct bound {
     uint64_t start[3], whole[3];
 } bound;
 
-static bound bound_of(const bl_slot *s, const bl_share *share, bl_form form, bool scale)
+static bound bound_of(const bl_slot *s, const bl_share *share, const bl_weight *w, bool scale)
 {
-    uint64_t block = scale && form == BL_FORM_FP8 ? 32 : 1, pack = scale ? 32 : form == BL_FORM_FP4 ? 2 : 1;
+    bl_form form = w->form;
+    uint64_t block = scale ? w->block_rows : 1, pack = scale ? 32 : form == BL_FORM_FP4 ? 2 : 1;
     return (bound){.start = {(uint64_t)share->first_expert, share->start / block, share->part.col / pack},
                    .whole = {(uint64_t)share->all_experts, (share->all_rows + block - 1) / block, (s->shape[1] + pack - 1) / pack}};
 }
@@ -211,19 +213,22 @@ static bl_status bind_slot(binder *b, const bl_slot *s, const bl_share *share, i
         return problem(b, err, t, t->name, text);
     }
     uint64_t shape[2], grid[2], experts = stacked ? (uint64_t)share->experts : 0;
-    uint32_t scale_dims = stored_shapes(s, share, w.form, shape, grid);
+    if (w.form == BL_FORM_FP8) {
+        w.block_rows = (uint32_t)b->c->config.fp8_block_rows;
+    }
+    uint32_t scale_dims = stored_shapes(s, share, w.form, w.block_rows ? w.block_rows : 1, shape, grid);
     if (w.form == BL_FORM_FP4 && s->shape[1] % 32 != 0) {
         return problem(b, err, t, t->name, "packed fp4 needs an input width that is a multiple of 32");
     }
     BL_TRY(check_shape(b, err, t, experts, shape, s->ndim, NULL, &ok));
     if (ok) {
-        BL_TRY(check_place(b, t, bound_of(s, share, w.form, false), stacked, &ok, err));
+        BL_TRY(check_place(b, t, bound_of(s, share, &w, false), stacked, &ok, err));
     }
     if (scale_dims) {
         BL_TRY(bind_scale(b, t->name, rank, experts, grid, &w, &ok, err));
     }
     if (ok && scale_dims) {
-        BL_TRY(check_place(b, w.scale, bound_of(s, share, w.form, true), stacked, &ok, err));
+        BL_TRY(check_place(b, w.scale, bound_of(s, share, &w, true), stacked, &ok, err));
     }
     if (!ok) {
         return BL_OK;

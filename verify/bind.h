@@ -11,7 +11,7 @@
 typedef enum bl_form {
     BL_FORM_F32 = 1,
     BL_FORM_BF16,
-    BL_FORM_FP8,   /* e4m3 codes, a scale per block: V4.1 e8m0 [ceil(out/32), ceil(in/32)]; earlier e8m0 or F32, square blocks */
+    BL_FORM_FP8,   /* e4m3 codes, a scale per block: V4.1 e8m0 [ceil(out/32), ceil(in/32)], or [out, ceil(in/32)] after a recast; earlier e8m0 or F32, square blocks */
     BL_FORM_FP4,   /* packed e2m1 [out, in/2], e8m0 scale [out, in/32] */
     BL_FORM_TABLE, /* e4m3 codes [rows, dim], e8m0 scale [rows, ceil(dim/32)] */
     BL_FORM_OTHER  /* integers: hash tables of earlier generations */

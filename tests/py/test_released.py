@@ -443,7 +443,8 @@ def test_tensors_at_odd_offsets(baleen, demo_cast, tmp_path):
 @pytest.mark.parametrize("args", [["--to", "bf16", "--scale-hints", DEMO], ["--to", "packed", "--fp4-ties", "even"],
                                   ["--to", "released", "--fp4-ties", "up"], ["--to", "bf16", "--canonical-zero"],
                                   ["--to", "released", "--keep", "dspark"], ["--to", "released", "--save-scales"],
-                                  ["--to", "released", "--experts", "bf16"], ["--to", "packed", "--experts", "fp8"]])
+                                  ["--to", "released", "--experts", "bf16"], ["--to", "packed", "--experts", "fp8"],
+                                  ["--to", "released", "--fp8-block", "16x16"], ["--to", "bf16", "--fp8-block", "1x32"]])
 def test_usage(baleen, tmp_path, args):
     r = baleen("convert", DEMO, tmp_path / "out", *args)
     assert r.rc == 2 and r.err.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -678,3 +679,75 @@ def test_recasts_that_lose_are_refused(baleen, tmp_path):
         full[name + ".weight"] = (dtype, shape, bytes(b))
         bad = ckpt.write_folder(tmp_path / f"bad{code}", full, tmp_path / "r")
         assert_refused(baleen, bad, tmp_path, "--experts", "fp4", words=[name + ".weight", *words])
+
+
+# ---- fp8 scales for other blocks
+
+def one_row_blocks(items):
+    """Every fp8 scale of a 32x32 block repeated for its rows; codes as they are."""
+    out = dict(items)
+    for name, (dtype, shape, data) in items.items():
+        if dtype == "F8_E4M3" and ".engram.embed." not in name:
+            sname = name[:-len("weight")] + "scale"
+            s = np.frombuffer(items[sname][2], np.uint8).reshape(items[sname][1])
+            out[sname] = ("F8_E8M0", (shape[0], s.shape[1]), np.repeat(s, 32, 0)[:shape[0]].tobytes())
+    return out
+
+
+def block_size(folder):
+    return json.loads((folder / "config.json").read_text())["quantization_config"]["weight_block_size"]
+
+
+def test_one_row_blocks_and_back(baleen, tmp_path):
+    r = released(baleen, DEMO, tmp_path / "rows", "--fp8-block", "1x32")
+    assert ckpt.tensors(tmp_path / "rows") == one_row_blocks(ckpt.tensors(DEMO))
+    assert block_size(tmp_path / "rows") == [1, 32] and r["encoded"] == []
+    ok(baleen("verify", tmp_path / "rows", "--against", DEMO))
+    released(baleen, tmp_path / "rows", tmp_path / "same")
+    same_tensors(tmp_path / "same", tmp_path / "rows")
+    assert (tmp_path / "same" / "config.json").read_bytes() == (tmp_path / "rows" / "config.json").read_bytes()
+    released(baleen, tmp_path / "rows", tmp_path / "back", "--fp8-block", "32x32")
+    same_tensors(tmp_path / "back", DEMO)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((DEMO / "config.json").read_text())
+    # a cast remembers the blocks, and packing keeps them
+    ok(baleen("convert", tmp_path / "rows", tmp_path / "b", "--to", "bf16", "--keep", "dspark,vision", "--save-scales"))
+    ok(baleen("verify", tmp_path / "b", "--against", DEMO))
+    released(baleen, tmp_path / "b", tmp_path / "r")
+    same_tensors(tmp_path / "r", tmp_path / "rows")
+    ok(baleen("convert", tmp_path / "rows", tmp_path / "p", "--to", "packed"))
+    ok(baleen("verify", tmp_path / "p", "--against", DEMO))
+    r = baleen("logits", tmp_path / "rows", "--ids", "1,2,3", "--out", tmp_path / "x")
+    assert r.rc == 3 and "[1, 32]" in r.err and r.err.count("\n") == 1
+
+
+def test_bf16_to_one_row_blocks(baleen, demo_cast, tmp_path):
+    src = trained(demo_cast, tmp_path / "t")
+    released(baleen, src, tmp_path / "rows", "--fp8-block", "1x32", "--experts", "fp8", "--scale-hints", DEMO)
+    released(baleen, src, tmp_path / "blocks", "--experts", "fp8")
+    ok(baleen("verify", tmp_path / "rows"))
+    items, values = ckpt.tensors(tmp_path / "rows"), ckpt.tensors(src)
+    for name, (dtype, shape, data) in items.items():
+        if dtype == "F8_E4M3" and ".engram.embed." not in name:
+            x = bf16(values, name)
+            amax = np.abs(np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(x.shape[0], -1, 32)).max(2)
+            s = np.frombuffer(items[name[:-len("weight")] + "scale"][2], np.uint8).reshape(amax.shape).astype(int)
+            assert (np.ldexp(448.0, s - 127) >= amax).all() and (np.ldexp(448.0, s - 128) < amax)[amax > 0].all()
+
+
+def test_rows_that_do_not_share_a_scale_are_refused(baleen, tmp_path):
+    released(baleen, DEMO, tmp_path / "rows", "--fp8-block", "1x32")
+    items, name = ckpt.tensors(tmp_path / "rows"), "layers.4.attn.wo_b"
+    dtype, shape, data = items[name + ".scale"]
+    s = np.frombuffer(data, np.uint8).reshape(shape).copy()
+    s[70, 2] -= 8  # its codes would be subnormal, and lose bits
+    items[name + ".scale"] = (dtype, shape, s.tobytes())
+    src = ckpt.write_folder(tmp_path / "src", items, tmp_path / "rows")
+    assert_refused(baleen, src, tmp_path, "--fp8-block", "32x32", words=[name + ".weight", "[2, 2]", "fp8"])
+    released(baleen, src, tmp_path / "kept")
+    # declared otherwise than the grids are
+    bad = tmp_path / "bad"
+    shutil.copytree(src, bad)
+    config = json.loads((bad / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [32, 32]
+    (bad / "config.json").write_text(json.dumps(config))
+    assert_refused(baleen, bad, tmp_path, words=[".scale", ".weight"])
