@@ -265,13 +265,22 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->source_ranks = j->source->manifest ? j->source->manifest->layout.ranks : 0;
 }
 
+static bl_status open_source(bl_job *j, const char *src, const char *dst, bl_error *err)
+{
+    char *spill = bl_archive_spill(dst);
+    const bl_archive_options archives = {.spill = spill, .note = j->o->note, .cancelled = j->o->cancelled};
+    const bl_checkpoint_options any = {.any_generation = true, .archives = spill ? &archives : NULL};
+    bl_status s = bl_checkpoint_open(&j->source, src, &any, err);
+    free(spill);
+    return s;
+}
+
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)
 {
     bl_job j = {.o = o};
     double start = now();
     *report = (bl_convert_report){0};
-    const bl_checkpoint_options any = {.any_generation = true};
-    BL_TRY(bl_checkpoint_open(&j.source, src, &any, err));
+    BL_TRY(open_source(&j, src, dst, err));
     pthread_mutex_init(&j.lock, NULL);
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {

@@ -27,7 +27,7 @@ static void identify_source(const bl_job *j, bl_sha256 *h)
         struct stat st = {0};
         fstat(bl_file_fd(c->files[i].file), &st);
         add_text(h, c->files[i].name);
-        add_number(h, (uint64_t)st.st_size);
+        add_number(h, bl_file_size(c->files[i].file));
         add_number(h, (uint64_t)st.st_mtim.tv_sec);
         add_number(h, (uint64_t)st.st_mtim.tv_nsec);
     }

@@ -77,7 +77,7 @@ bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_h
         b->file_cap = cap;
     }
     bl_file *f = NULL;
-    BL_TRY(bl_file_open(&f, path, err));
+    BL_TRY(c->archive ? bl_archive_file(c->archive, name, &f, err) : bl_file_open(&f, path, err));
     bl_status s = bl_st_read(f, (uint32_t)c->file_count, &c->arena, h, err);
     if (s != BL_OK) {
         bl_file_close(&f);
@@ -253,6 +253,23 @@ static bl_status read_single(bl_build *b, const char *path)
     return bl_build_finish(b);
 }
 
+/* An archive of something else is not a damaged checkpoint. */
+static bl_status check_archive(bl_build *b)
+{
+    static const char *const marks[] = {"config.json", "manifest.json", "model.safetensors.index.json"};
+    struct stat st;
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        const char *path = bl_build_path(b, b->c->path, marks[i]);
+        if (!path) {
+            return no_memory(b);
+        }
+        if (stat(path, &st) == 0) {
+            return BL_OK;
+        }
+    }
+    return bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1, "is an archive without a checkpoint: there is no config.json in it");
+}
+
 static bl_status read_any(bl_build *b, const char *path)
 {
     struct stat st;
@@ -260,7 +277,15 @@ static bl_status read_any(bl_build *b, const char *path)
     if (stat(path, &st) != 0) {
         return bl_fail_errno(b->err, errno, 1, path, "cannot open");
     }
-    if (!S_ISDIR(st.st_mode)) {
+    if (!S_ISDIR(st.st_mode) && b->options->archives && bl_archive_recognise(path)) {
+        BL_TRY(bl_archive_open(&c->archive, path, b->options->archives, b->err));
+        const char *root = bl_archive_root(c->archive);
+        c->path = bl_arena_strndup(&c->arena, root, strlen(root));
+        if (!c->path) {
+            return no_memory(b);
+        }
+        BL_TRY(check_archive(b));
+    } else if (!S_ISDIR(st.st_mode)) {
         c->kind = BL_SOURCE_FILE;
         return read_single(b, c->path);
     }
@@ -283,6 +308,7 @@ bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_che
         free(c);
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
+    c->name = c->path;
     bl_build b = {.c = c, .options = options ? options : &strict, .err = err};
     c->only_rank = b.options->one_rank ? b.options->rank : -1;
     bl_status s = read_any(&b, path);
@@ -303,6 +329,7 @@ void bl_checkpoint_close(bl_checkpoint **cp)
     for (size_t i = 0; i < c->file_count; i++) {
         bl_file_close(&c->files[i].file);
     }
+    bl_archive_close(&c->archive);
     bl_arena_reset(&c->arena);
     free(c);
 }

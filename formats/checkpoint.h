@@ -3,6 +3,7 @@
 #ifndef BL_FORMATS_CHECKPOINT_H
 #define BL_FORMATS_CHECKPOINT_H
 
+#include "formats/archives.h"
 #include "formats/config.h"
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
@@ -26,6 +27,7 @@ typedef struct bl_source_file {
 typedef struct bl_checkpoint {
     bl_source_kind kind;
     const char *path;
+    const char *name; /* what was opened: path, or the archive that path stands for */
     bl_source_file *files; /* [file_count] */
     size_t file_count;
     bl_tensor *tensors; /* [tensor_count], sorted by name (bytes), those of several ranks by rank */
@@ -42,6 +44,7 @@ typedef struct bl_checkpoint {
                                       not be read */
     size_t unread_count;
     bool unread_unknown;           /* a file could not be read, and nothing says which tensors it would have had */
+    bl_archive *archive;           /* NULL, or what it is read from; path is then the folder that stands for it */
     bl_arena arena;
 } bl_checkpoint;
 
@@ -51,6 +54,7 @@ typedef struct bl_checkpoint_options {
     void *arg;
     bool one_rank; /* packed models: open one rank alone, and not all of them as one model */
     int rank;      /* which */
+    const bl_archive_options *archives; /* NULL: an archive is refused like any other file */
     bool any_generation; /* HF folders: also those of generations before V4.1, whose config says little (config.earlier) */
 } bl_checkpoint_options;
 

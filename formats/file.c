@@ -15,7 +15,7 @@
 struct bl_file {
     atomic_uint refs;
     int fd;
-    uint64_t size;
+    uint64_t base, size;
     char path[];
 };
 
@@ -66,7 +66,31 @@ bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
     }
     atomic_init(&f->refs, 1);
     f->fd = fd;
+    f->base = 0;
     f->size = (uint64_t)st.st_size;
+    memcpy(f->path, path, n);
+    *out = f;
+    return BL_OK;
+}
+
+bl_status bl_file_range(bl_file **out, bl_file *whole, uint64_t base, uint64_t size, const char *path, bl_error *err)
+{
+    uint64_t end;
+    size_t n = strlen(path) + 1;
+    *out = NULL;
+    if (bl_add_overflow(base, size, &end) || end > whole->size) {
+        return bl_fail(err, BL_E_INPUT, whole->path, path, -1, "ends beyond the file");
+    }
+    bl_file *f = malloc(sizeof *f + n);
+    int fd = f ? fcntl(whole->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (fd < 0) {
+        free(f);
+        return f ? bl_fail_errno(err, errno, 0, path, "cannot open") : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+    }
+    atomic_init(&f->refs, 1);
+    f->fd = fd;
+    f->base = whole->base + base;
+    f->size = size;
     memcpy(f->path, path, n);
     *out = f;
     return BL_OK;
@@ -98,6 +122,11 @@ const char *bl_file_path(const bl_file *f)
     return f->path;
 }
 
+uint64_t bl_file_base(const bl_file *f)
+{
+    return f->base;
+}
+
 int bl_file_fd(const bl_file *f)
 {
     return f->fd;
@@ -107,12 +136,16 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
 {
     uint8_t *p = dst;
     uint64_t end;
-    if (bl_add_overflow(offset, n, &end) || end > INT64_MAX) {
+    if (bl_add_overflow(offset, n, &end) || end > INT64_MAX - f->base) {
         return bl_fail(err, BL_E_INPUT, f->path, NULL, -1, "read of %llu bytes at %llu is out of range",
                        (unsigned long long)n, (unsigned long long)offset);
     }
+    if (f->base && end > f->size) {
+        return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu bytes are missing",
+                       (unsigned long long)(end - f->size));
+    }
     while (n > 0) {
-        ssize_t got = pread(f->fd, p, (size_t)(n < READ_PIECE ? n : READ_PIECE), (off_t)offset);
+        ssize_t got = pread(f->fd, p, (size_t)(n < READ_PIECE ? n : READ_PIECE), (off_t)(f->base + offset));
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -201,6 +234,7 @@ static bool on_network(int fd)
 
 static bl_status map_shared(bl_region *r, uint64_t offset, uint64_t n, bl_error *err)
 {
+    offset += r->file->base;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), skip = offset % page;
     void *map = mmap(NULL, (size_t)(n + skip), PROT_READ, MAP_SHARED, r->file->fd, (off_t)(offset - skip));
     if (map == MAP_FAILED) {

@@ -17,6 +17,10 @@ void bl_file_close(bl_file **f);
 uint64_t bl_file_size(const bl_file *f);
 const char *bl_file_path(const bl_file *f);
 int bl_file_fd(const bl_file *f); /* borrowed */
+/* Where the file's byte 0 lies in its descriptor's file: 0, unless it was made by bl_file_range. */
+uint64_t bl_file_base(const bl_file *f);
+/* size bytes at base of whole, which must have them, as a file of its own; path is what it is called in errors. */
+bl_status bl_file_range(bl_file **out, bl_file *whole, uint64_t base, uint64_t size, const char *path, bl_error *err);
 
 /* Read exactly n bytes at offset: EINTR and short reads are retried; an end of file before n bytes is BL_E_INPUT
  * ("truncated while reading"), EIO and friends BL_E_IO. Thread-safe. */

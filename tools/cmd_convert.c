@@ -309,7 +309,7 @@ int cmd_convert(int argc, char **argv)
         {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command c = {"baleen convert", "SRC DST --to bf16|released|packed [options]",
-                           "Convert a checkpoint (HF folder or packed model).", details, options, 2, 2};
+                           "Convert a checkpoint (HF folder, packed model, or an archive of one).", details, options, 2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);
     if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
         return rc;

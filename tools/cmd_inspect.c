@@ -132,7 +132,7 @@ static void print_config(const bl_checkpoint *checkpoint, const generation_facts
 static void print_human(const bl_checkpoint *c, const generation_facts *f)
 {
     char b[32];
-    printf("%s: %s", c->path, kind_name(c));
+    printf("%s: %s", c->name, kind_name(c));
     if (c->manifest && c->manifest->layout.ranks > 1) {
         const bl_layout *l = &c->manifest->layout;
         printf(" of %d ranks (tp %d, ep %d, pp %d)", l->ranks, l->tp, l->ep, l->pp);
@@ -181,7 +181,7 @@ static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bo
         bl_arena_reset(&f.arena);
         return cli_report(cmd->program, st, &err);
     }
-    json_t *j = json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->path), "kind", kind_name(c), "files",
+    json_t *j = json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->name), "kind", kind_name(c), "files",
                           (json_int_t)c->file_count, "tensors", (json_int_t)c->tensor_count, "tensor_bytes",
                           (json_int_t)c->tensor_bytes, "classes", classes_json(c));
     if (c->has_config) {
@@ -203,7 +203,7 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
     bl_error err = {0};
     bl_stats s;
     const bl_tensor *t = bl_checkpoint_find(c, name);
-    bl_status st = t ? bl_tensor_stats(c, t, &s, &err) : bl_fail(&err, BL_E_INPUT, c->path, name, -1, "there is no such tensor");
+    bl_status st = t ? bl_tensor_stats(c, t, &s, &err) : bl_fail(&err, BL_E_INPUT, c->name, name, -1, "there is no such tensor");
     if (st != BL_OK) return cli_report(cmd->program, st, &err);
     json_t *shape = json_array();
     for (uint32_t i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer((json_int_t)t->shape[i]));
@@ -295,7 +295,12 @@ int cmd_inspect(int argc, char **argv)
     if (token_map) return inspect_token_map(&cmd, path, json);
     bl_checkpoint *c = NULL;
     bl_error err = {0};
-    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true, .one_rank = rank >= 0, .rank = (int)rank}, &err);
+    char *spill = bl_archive_spill(path);
+    const bl_archive_options archives = {.spill = spill, .cancelled = cli_interrupted};
+    cli_catch_signals();
+    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true, .one_rank = rank >= 0, .rank = (int)rank,
+                                                                          .archives = spill ? &archives : NULL}, &err);
+    free(spill);
     if (st != BL_OK) return cli_report(cmd.program, st, &err);
     rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(&cmd, c, json);
     bl_checkpoint_close(&c);

@@ -23,7 +23,8 @@ bl_status bl_reader_open(bl_reader **out, bl_file *f, bl_error *err)
         return bl_fail(err, BL_E_NOMEM, bl_file_path(f), NULL, -1, "out of memory");
     }
     r->file = bl_file_ref(f);
-    r->direct = open(bl_file_path(f), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);
+    /* A part of another file has no name and no alignment of its own. */
+    r->direct = bl_file_base(f) ? -1 : open(bl_file_path(f), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);
     atomic_init(&r->ask_cache, true);
     atomic_init(&r->use_direct, r->direct >= 0);
     return BL_OK;
@@ -48,7 +49,7 @@ static uint64_t read_cached(bl_reader *r, uint8_t *dst, uint64_t n, uint64_t off
     uint64_t got = 0;
     while (got < n && atomic_load_explicit(&r->ask_cache, memory_order_relaxed)) {
         struct iovec v = {.iov_base = dst + got, .iov_len = (size_t)(n - got)};
-        ssize_t k = preadv2(bl_file_fd(r->file), &v, 1, (off_t)(offset + got), RWF_NOWAIT);
+        ssize_t k = preadv2(bl_file_fd(r->file), &v, 1, (off_t)(bl_file_base(r->file) + offset + got), RWF_NOWAIT);
         if (k < 0 && errno == EINTR) {
             continue;
         }
@@ -96,7 +97,7 @@ static bl_status read_uncached(bl_reader *r, uint8_t *place, uint64_t n, uint64_
         atomic_store(&r->use_direct, false); /* the plain path works, or says what is wrong */
     }
     BL_TRY(bl_file_read(r->file, place, n, from, err));
-    posix_fadvise(bl_file_fd(r->file), (off_t)from, (off_t)n, POSIX_FADV_DONTNEED);
+    posix_fadvise(bl_file_fd(r->file), (off_t)(bl_file_base(r->file) + from), (off_t)n, POSIX_FADV_DONTNEED);
     return BL_OK;
 }
 

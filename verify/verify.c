@@ -5,6 +5,7 @@
 #include "verify/scales.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -58,10 +59,15 @@ static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_ran
     struct stat st;
     bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f, .any_generation = true,
                                .one_rank = one_rank, .rank = f->o->rank};
-    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), strict = !folder || !looks_like_one(path);
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), archive = !folder && bl_archive_recognise(path);
+    char *spill = archive ? bl_archive_spill(path) : NULL;
+    const bl_archive_options archives = {.spill = spill, .cancelled = f->o->cancelled};
     f->level = 1;
-    o.tolerate = !strict;
-    BL_TRY(bl_checkpoint_open(&s->c, path, &o, err));
+    o.tolerate = spill || (folder && looks_like_one(path));
+    o.archives = spill ? &archives : NULL;
+    bl_status opened = bl_checkpoint_open(&s->c, path, &o, err);
+    free(spill);
+    BL_TRY(opened);
     if (one_rank && s->c->kind != BL_SOURCE_PACKED) {
         return bl_fail(err, BL_E_USAGE, s->c->path, NULL, -1, "has no ranks: it is no packed model");
     }
