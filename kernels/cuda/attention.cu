@@ -7,7 +7,10 @@
 
 namespace bl {
 
-enum { THREADS = 256, HEADS = 16, SLOTS = BL_ATTN_BLOCK, PAD = 8, TILES = BL_CUDA_MAX_HEAD_DIM / 64 };
+enum {
+    THREADS = 256, HEADS = 16, SLOTS = BL_ATTN_BLOCK, PAD = 8,
+    VALUE_THREADS = HEADS * WARP, TILES = BL_CUDA_MAX_HEAD_DIM / 8 / HEADS /* of 8 columns a warp of values_kernel has at most */
+};
 
 __global__ void rotations_kernel(bl_cuda_tables t, const float *frequency, int half)
 {
@@ -109,6 +112,12 @@ __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t
 
 /* ---- sparse product */
 
+/* Slots of a token's list. */
+__device__ __host__ __forceinline__ int64_t attended(const bl_cuda_attention &a)
+{
+    return a.window + (a.selected ? a.topk : 0);
+}
+
 /* The packed row in slot i of token's list; NULL for a hole. */
 __device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, int64_t token, const bl_cuda_span *s, int64_t i)
 {
@@ -183,11 +192,50 @@ __device__ __forceinline__ void score_slots(float total[4], const uint16_t *q, c
     }
 }
 
-/* One head's softmax step over the block: s becomes p in bf16; returns what its accumulators fade by. A warp each. */
-__device__ __forceinline__ float softmax_step(uint16_t *p, const float *s, float &peak, float &total)
+/* Scores of a block of slots with tiles of 16 heads, to a.scores; also writes the slots' rows, for the values. */
+__global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention a, bl_cuda_tables tables)
+{
+    extern __shared__ __align__(16) uint16_t shared[];
+    __shared__ const uint8_t *row[SLOTS]; /* NULL: a hole */
+    a.t = &tables;
+    const int64_t d = a.d, stride = d + PAD, token = blockIdx.x, slots = attended(a), from = (int64_t)blockIdx.y * SLOTS;
+    const int64_t padded = (slots + SLOTS - 1) / SLOTS * SLOTS, tiles = (a.heads + HEADS - 1) / HEADS;
+    const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, parts = (int)(d / 16), vectors = (int)(d / 8);
+    uint16_t *q = shared, *rows = shared + HEADS * stride;
+    const uint8_t *mine = NULL;
+    if (threadIdx.x < SLOTS) {
+        if (from + threadIdx.x < slots) mine = slot_row(a, token, &tables.spans[tables.span_of[token]], from + threadIdx.x);
+        row[threadIdx.x] = mine;
+        if (blockIdx.z == 0) a.rows[token * padded + from + threadIdx.x] = mine;
+    }
+    if (!__syncthreads_or(mine != NULL)) return;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < SLOTS * parts; i += THREADS)
+        decode16(rows + i / parts * stride + i % parts * 16, row[i / parts], from + i / parts < a.window, i % parts * 16, d);
+    for (int64_t tile = blockIdx.z; tile < tiles; tile += gridDim.z) {
+        const int64_t head0 = tile * HEADS;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < HEADS * vectors; i += THREADS) {
+            const uint4 *at = (const uint4 *)(a.q + (token * a.heads + head0) * d) + i;
+            *(uint4 *)(q + i / vectors * stride + i % vectors * 8) = head0 + i / vectors < a.heads ? *at : make_uint4(0, 0, 0, 0);
+        }
+        __syncthreads();
+        float s[4];
+        score_slots(s, q, rows, d);
+        for (int h = 0; h < 2; h++) {
+            const int slot = 8 * warp + 2 * t;
+            float2 *out = (float2 *)(a.scores + (token * tiles * HEADS + head0 + g + 8 * h) * padded + from + slot);
+            *out = make_float2(row[slot] ? s[2 * h] * a.scale : -INFINITY, row[slot + 1] ? s[2 * h + 1] * a.scale : -INFINITY);
+        }
+        __syncthreads();
+    }
+}
+
+/* One head's softmax step over a block: s becomes p in bf16; returns what its accumulators fade by. A warp each. */
+__device__ __forceinline__ float softmax_step(uint16_t *p, float low, float high, float &peak, float &total)
 {
     const int lane = threadIdx.x % WARP;
-    float low = s[lane], high = s[lane + 32], most = low > high ? low : high;
+    float most = low > high ? low : high;
     for (int m = WARP / 2; m; m /= 2) {
         const float other = __shfl_xor_sync(~0u, most, m);
         most = other > most ? other : most;
@@ -205,61 +253,73 @@ __device__ __forceinline__ float softmax_step(uint16_t *p, const float *s, float
     return fade;
 }
 
-struct attend_shared {
-    float scores[HEADS][SLOTS + 1], fade[HEADS], denominator[HEADS];
-    alignas(16) uint16_t p[HEADS][SLOTS + PAD];
-    const uint8_t *row[SLOTS]; /* NULL: a hole */
+/* Shared memory of values_kernel, in order: rows of two blocks, p of all slots, the slots' rows, fades, which blocks count. */
+struct value_layout {
+    int64_t p, rows, fade, any, bytes;
 };
 
-__global__ void __launch_bounds__(THREADS) attend_kernel(bl_cuda_attention a, bl_cuda_tables tables)
+__host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, int64_t slice)
 {
-    extern __shared__ __align__(16) uint16_t shared[];
-    __shared__ attend_shared sh;
-    a.t = &tables;
-    const int64_t d = a.d, stride = d + PAD, token = blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    uint16_t *q = shared, *rows = shared + HEADS * stride;
-    const bl_cuda_span *span = &tables.spans[tables.span_of[token]];
-    const int vectors = (int)(d / 8);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < HEADS * vectors; i += THREADS) {
-        const uint4 *from = (const uint4 *)(a.q + (token * a.heads + head0) * d) + i;
-        *(uint4 *)(q + i / vectors * stride + i % vectors * 8) = head0 + i / vectors < a.heads ? *from : make_uint4(0, 0, 0, 0);
+    value_layout l;
+    l.p = 2 * SLOTS * (slice + PAD) * 2;
+    l.rows = l.p + HEADS * (padded + PAD) * 2;
+    l.fade = l.rows + padded * 8;
+    l.any = l.fade + padded / SLOTS * HEADS * 4;
+    l.bytes = l.any + padded / SLOTS * 4;
+    return l;
+}
+
+/* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. */
+__global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t slice)
+{
+    extern __shared__ __align__(16) uint8_t memory[];
+    __shared__ float denominator[HEADS];
+    const int64_t d = a.d, token = blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS, col0 = (int64_t)blockIdx.z * slice;
+    const int64_t padded = (attended(a) + SLOTS - 1) / SLOTS * SLOTS, stride = slice + PAD, pitch = padded + PAD;
+    const int blocks = (int)(padded / SLOTS), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const value_layout l = lay_out_values(padded, slice);
+    uint16_t *values = (uint16_t *)memory, *p = (uint16_t *)(memory + l.p);
+    const uint8_t **row = (const uint8_t **)(memory + l.rows);
+    float *fade = (float *)(memory + l.fade);
+    int *any = (int *)(memory + l.any);
+    for (int i = threadIdx.x; i < blocks; i += VALUE_THREADS) any[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < padded; i += VALUE_THREADS) {
+        row[i] = a.rows[token * padded + i];
+        if (row[i]) atomicOr(&any[i / SLOTS], 1);
     }
-    float acc[TILES][4] = {}, peak[2] = {-1e30f, -1e30f}, total[2] = {0, 0}; /* a warp has heads 2 warp, 2 warp + 1 */
-    const int64_t slots = a.window + (a.selected ? a.topk : 0);
-    for (int64_t from = 0; from < slots; from += SLOTS) {
-        const uint8_t *mine = NULL;
-        if (threadIdx.x < SLOTS) {
-            if (from + threadIdx.x < slots) mine = slot_row(a, token, span, from + threadIdx.x);
-            sh.row[threadIdx.x] = mine;
-        }
-        if (!__syncthreads_or(mine != NULL)) continue;
-        const int parts = (int)(d / 16);
-#pragma unroll 4
-        for (int i = threadIdx.x; i < SLOTS * parts; i += THREADS)
-            decode16(rows + i / parts * stride + i % parts * 16, sh.row[i / parts], from + i / parts < a.window, i % parts * 16, d);
-        __syncthreads();
-        float s[4];
-        score_slots(s, q, rows, d);
-        for (int i = 0; i < 4; i++) {
-            const int slot = 8 * warp + 2 * t + i % 2;
-            sh.scores[g + i / 2 * 8][slot] = sh.row[slot] ? s[i] * a.scale : -INFINITY;
-        }
-        __syncthreads();
-        for (int h = 0; h < 2; h++) {
-            const float fade = softmax_step(sh.p[2 * warp + h], sh.scores[2 * warp + h], peak[h], total[h]);
-            if (lane == 0) sh.fade[2 * warp + h] = fade;
-        }
-        __syncthreads();
-        const float f0 = sh.fade[g], f1 = sh.fade[g + 8];
+    __syncthreads();
+    const float *s = a.scores + (token * gridDim.y * HEADS + head0 + warp) * padded; /* a warp has one head */
+    float peak = -1e30f, total = 0;
+#pragma unroll 2
+    for (int b = 0; b < blocks; b++) {
+        if (!any[b]) continue;
+        const float f = softmax_step(p + warp * pitch + b * SLOTS, s[b * SLOTS + lane], s[b * SLOTS + lane + 32], peak, total);
+        if (lane == 0) fade[b * HEADS + warp] = f;
+    }
+    if (lane == 0) denominator[warp] = head0 + warp < a.heads ? total + bl_exp(a.sink[head0 + warp] - peak) : 1;
+    const int width = (int)(col0 + slice < d ? slice : d - col0), parts = width / 16;
+    const auto decode_block = [&](int b) {
+        uint16_t *out = values + b % 2 * SLOTS * stride;
+        for (int i = threadIdx.x; i < SLOTS * parts; i += VALUE_THREADS)
+            decode16(out + i / parts * stride + i % parts * 16, row[b * SLOTS + i / parts], b * SLOTS + i / parts < a.window,
+                     col0 + i % parts * 16, d);
+    };
+    float acc[TILES][4] = {};
+    decode_block(0);
+    __syncthreads();
+    for (int b = 0; b < blocks; b++) {
+        if (b + 1 < blocks && any[b + 1]) decode_block(b + 1);
+        const float f0 = any[b] ? fade[b * HEADS + g] : 1, f1 = any[b] ? fade[b * HEADS + g + 8] : 1;
+        const uint16_t *rows = values + b % 2 * SLOTS * stride;
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            const int64_t col = 8 * (warp + 8 * n);
-            if (col >= d) continue;
+            const int col = 8 * (warp + VALUE_THREADS / WARP * n);
+            if (col >= width || !any[b]) continue;
             acc[n][0] *= f0, acc[n][1] *= f0, acc[n][2] *= f1, acc[n][3] *= f1;
             for (int k = 0; k < SLOTS; k += 16) {
-                const uint32_t *p0 = (const uint32_t *)&sh.p[g][k + 2 * t], *p1 = (const uint32_t *)&sh.p[g + 8][k + 2 * t];
+                const uint32_t *p0 = (const uint32_t *)(p + g * pitch + b * SLOTS + k + 2 * t);
+                const uint32_t *p1 = (const uint32_t *)(p + (g + 8) * pitch + b * SLOTS + k + 2 * t);
                 const fragment_a w = {{p0[0], p1[0], p0[4], p1[4]}};
                 uint2 v;
                 const uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + (k + lane % 16) * stride + col);
@@ -269,17 +329,12 @@ __global__ void __launch_bounds__(THREADS) attend_kernel(bl_cuda_attention a, bl
         }
         __syncthreads();
     }
-    for (int h = 0; h < 2; h++) {
-        const int64_t head = head0 + 2 * warp + h;
-        if (lane == 0 && head < a.heads) sh.denominator[2 * warp + h] = total[h] + bl_exp(a.sink[head] - peak[h]);
-    }
-    __syncthreads();
 #pragma unroll
     for (int n = 0; n < TILES; n++)
         for (int h = 0; h < 2; h++) {
-            const int64_t col = 8 * (warp + 8 * n) + 2 * t, head = head0 + g + 8 * h;
-            if (col >= d || head >= a.heads) continue;
-            const float below = sh.denominator[g + 8 * h];
+            const int64_t at = 8 * (warp + VALUE_THREADS / WARP * n) + 2 * t, col = col0 + at, head = head0 + g + 8 * h;
+            if (at >= width || head >= a.heads) continue;
+            const float below = denominator[g + 8 * h];
             uint16_t x = to_bf16(acc[n][2 * h] / below), y = to_bf16(acc[n][2 * h + 1] / below);
             if (col >= d - a.R) { /* rotated back */
                 const float *cs = a.rotation + token * a.R + (col - (d - a.R));
@@ -379,11 +434,26 @@ void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, co
     window_rows_kernel<<<(unsigned)T, THREADS, 0, s>>>(kv, down, norm, rotation, d, R, eps);
 }
 
+/* Tiles of heads and slices of columns go to more blocks where tokens alone are too few; the bits are the same. */
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 {
-    const int bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2);
-    cudaFuncSetAttribute(attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (HEADS + SLOTS) * (BL_CUDA_MAX_HEAD_DIM + PAD) * 2);
-    attend_kernel<<<dim3((unsigned)a->t->tokens, blocks_of(a->heads, HEADS)), THREADS, bytes, s>>>(*a, *a->t);
+    const int64_t T = a->t->tokens, padded = (attended(*a) + SLOTS - 1) / SLOTS * SLOTS, tiles = blocks_of(a->heads, HEADS);
+    const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = (a->d / 16 + cuts - 1) / cuts * 16;
+    const int score_bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2), value_bytes = (int)lay_out_values(padded, slice).bytes;
+    cudaFuncSetAttribute(slot_scores_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, score_bytes);
+    cudaFuncSetAttribute(values_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, value_bytes);
+    slot_scores_kernel<<<dim3((unsigned)T, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1)), THREADS, score_bytes, s>>>(*a, *a->t);
+    values_kernel<<<dim3((unsigned)T, (unsigned)tiles, blocks_of(a->d, slice)), VALUE_THREADS, value_bytes, s>>>(*a, slice);
+}
+
+size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots)
+{
+    return (size_t)(T * ((heads + HEADS - 1) / HEADS * HEADS) * ((slots + SLOTS - 1) / SLOTS * SLOTS)) * sizeof(float);
+}
+
+size_t bl_cuda_attend_rows(int64_t T, int64_t slots)
+{
+    return (size_t)(T * ((slots + SLOTS - 1) / SLOTS * SLOTS)) * sizeof(uint8_t *);
 }
 
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)

@@ -24,6 +24,7 @@ enum {
     BL_CUDA_MAX_HEADS = 64,     /* of the indexer */
     BL_CUDA_MAX_INDEX_DIM = 128, /* of the indexer */
     BL_CUDA_MAX_HEAD_DIM = 512,
+    BL_CUDA_MAX_SLOTS = 2048,    /* of attention: window and selected entries */
     BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
@@ -109,8 +110,12 @@ typedef struct bl_cuda_attention {
     int64_t layer_offset; /* bytes of the layer's ring in a span's windows */
     int64_t source;
     float scale;
+    float *scores;        /* scratch of bl_cuda_attend_scores bytes */
+    const uint8_t **rows; /* scratch of bl_cuda_attend_rows bytes */
 } bl_cuda_attention;
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a);
+size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots);
+size_t bl_cuda_attend_rows(int64_t T, int64_t slots);
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset);
 
 /* ---- compressor: a token whose position closes a group of `ratio` completes an entry; rows of other tokens are left alone */

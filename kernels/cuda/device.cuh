@@ -189,25 +189,30 @@ __device__ __forceinline__ uint32_t scale_bf16x2(uint8_t b)
     return v | v << 16;
 }
 
-/* Four e4m3 codes times a scale as bf16. The codes' bits placed in a bf16 are its value times 2^-120. NaN codes are no legal
- * weights and come out as 480. */
-__device__ __forceinline__ uint2 decode_fp8(uint32_t w, uint32_t scale)
+/* Four e4m3 codes as bf16 that are their values times 2^-120: the codes' bits in their place. NaN codes are no legal weights and
+ * come out as 480. */
+__device__ __forceinline__ uint2 place_fp8(uint32_t w)
 {
     const uint32_t lo = __byte_perm(w, 0, 0x1404), hi = __byte_perm(w, 0, 0x3424); /* codes in the upper bytes of halves */
-    const uint32_t x = (lo & 0x80008000) | (lo >> 4 & 0x07f007f0), y = (hi & 0x80008000) | (hi >> 4 & 0x07f007f0);
-    const uint32_t up = 0x7b807b80; /* 2^120 */
-    return make_uint2(mul_bf16x2(mul_bf16x2(x, up), scale), mul_bf16x2(mul_bf16x2(y, up), scale));
+    return make_uint2((lo & 0x80008000) | (lo >> 4 & 0x07f007f0), (hi & 0x80008000) | (hi >> 4 & 0x07f007f0));
 }
 
-/* Four e2m1 codes (low 16 bits of w) times a scale as bf16. */
+/* Four e4m3 codes times a scale as bf16. */
+__device__ __forceinline__ uint2 decode_fp8(uint32_t w, uint32_t scale)
+{
+    const uint2 v = place_fp8(w);
+    const uint32_t up = 0x7b807b80; /* 2^120 */
+    return make_uint2(mul_bf16x2(mul_bf16x2(v.x, up), scale), mul_bf16x2(mul_bf16x2(v.y, up), scale));
+}
+
+/* Four e2m1 codes (low 16 bits of w) times a scale as bf16: the upper and lower bytes of their values from tables, signs put into the
+ * upper bytes. */
 __device__ __forceinline__ uint2 decode_fp4(uint32_t w, uint32_t scale)
 {
-    const uint32_t pick = w & 0x7777;
-    const uint32_t high = __byte_perm(0x3f3f3f00, 0x40404040, pick), low = __byte_perm(0xc0800000, 0xc0804000, pick);
-    uint32_t x = __byte_perm(low, high, 0x5140), y = __byte_perm(low, high, 0x7362);
-    x |= (w & 8) << 12 | (w & 0x80) << 24;
-    y |= (w & 0x800) << 4 | (w & 0x8000) << 16;
-    return make_uint2(mul_bf16x2(x, scale), mul_bf16x2(y, scale));
+    const uint32_t pick = w & 0x7777, twice = __byte_perm(w, 0, 0x1100); /* each byte of codes twice */
+    const uint32_t sign = (twice & 0x80008000) | (twice << 4 & 0x00800080);
+    const uint32_t high = __byte_perm(0x3f3f3f00, 0x40404040, pick) | sign, low = __byte_perm(0xc0800000, 0xc0804000, pick);
+    return make_uint2(mul_bf16x2(__byte_perm(low, high, 0x5140), scale), mul_bf16x2(__byte_perm(low, high, 0x7362), scale));
 }
 
 /* Of the 4 x 4 words that four neighbouring lanes hold, lane t's row t: afterwards its column t. */

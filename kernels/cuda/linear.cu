@@ -40,88 +40,142 @@ __device__ __forceinline__ uint4 load16(const uint8_t *p, bool there)
     return there ? __ldg((const uint4 *)p) : make_uint4(0, 0, 0, 0);
 }
 
-__device__ __forceinline__ uint2 load_x(const uint16_t *x, int64_t k, int64_t cols)
+__device__ __forceinline__ uint2 load_x(const uint16_t *x, int k, int cols)
 {
     return x && k < cols ? __ldg((const uint2 *)(x + k)) : make_uint2(0, 0);
 }
 
 /* One step with each of the token tiles; k is the thread's first element. */
 template <int NT>
-__device__ __forceinline__ void step(float c[NT][4], const fragment_a &a, const uint16_t *const x[NT], int64_t k, int64_t cols)
+__device__ __forceinline__ void step(float c[NT][4], const fragment_a &a, const uint16_t *const x[NT], int k, int cols)
 {
     for (int n = 0; n < NT; n++) mma(c[n], a, load_x(x[n], k, cols));
 }
 
-/* Scale bytes of a segment's blocks as bf16 pairs. */
-__device__ __forceinline__ void load_scales(uint32_t out[8], const uint8_t *scale, int64_t k, int64_t cols)
+/* The scale bytes of a segment's blocks, zeros behind the end. */
+__device__ __forceinline__ uint2 load_scales(const uint8_t *scale, int64_t k, int64_t cols)
 {
     const uint8_t *first = scale + k / 32;
-    if (scale && k + SEGMENT <= cols && ((uintptr_t)first & 7) == 0) {
-        const uint2 v = __ldg((const uint2 *)first);
-        for (int b = 0; b < 8; b++) out[b] = scale_bf16x2((uint8_t)((b < 4 ? v.x : v.y) >> b % 4 * 8));
-        return;
-    }
-    for (int b = 0; b < 8; b++) out[b] = scale && k + 32 * b < cols ? scale_bf16x2(__ldg(scale + k / 32 + b)) : 0;
+    uint2 v = make_uint2(0, 0);
+    if (scale && k + SEGMENT <= cols && ((uintptr_t)first & 7) == 0) return __ldg((const uint2 *)first);
+    for (int b = 0; b < 8; b++)
+        if (scale && k + 32 * b < cols) (b < 4 ? v.x : v.y) |= (uint32_t)__ldg(first + b) << b % 4 * 8;
+    return v;
 }
+
+__device__ __forceinline__ uint32_t block_byte(uint2 v, int b)
+{
+    return (b < 4 ? v.x : v.y) >> b % 4 * 8 & 255;
+}
+
+/* The scale of block b as two bf16. Byte 255, which no weight has, becomes infinity. */
+__device__ __forceinline__ uint32_t block_scale(uint2 v, int b)
+{
+    const uint32_t s = block_byte(v, b) * 0x00800080u;
+    return s > 0x00400040u ? s : 0x00400040u;
+}
+
+/* Scales up to here leave room for the factor 2^120 of place_fp8. */
+enum { SMALL_SCALE = 134 };
+
+__device__ __forceinline__ bool all_small(uint2 v)
+{
+    return (__vcmpgtu4(v.x, SMALL_SCALE * 0x01010101u) | __vcmpgtu4(v.y, SMALL_SCALE * 0x01010101u)) == 0;
+}
+
+/* Four codes with the scale of block b; SMALL: one multiplication does it. */
+template <bool SMALL> __device__ __forceinline__ uint2 block_fp8(uint32_t w, uint2 scale, int b)
+{
+    if (!SMALL) return decode_fp8(w, block_scale(scale, b));
+    const uint32_t s = block_byte(scale, b) * 0x00800080u + 0x3c003c00u; /* 2^120 in the exponent */
+    const uint2 v = place_fp8(w);
+    return make_uint2(mul_bf16x2(v.x, s), mul_bf16x2(v.y, s));
+}
+
+/* What a thread loads of a segment: codes and scales of rows g and g + 8. Other kinds load as they go. */
+template <bl_weight_kind KIND> struct raw {
+    __device__ __forceinline__ void load(const rows_of &, int64_t) {}
+};
+
+template <> struct raw<BL_W_FP8> {
+    uint4 codes[2][4];
+    uint2 scale[2];
+    __device__ __forceinline__ void load(const rows_of &w, int64_t k0)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int64_t k = k0 + 64 * j + 16 * (threadIdx.x % 4);
+                codes[h][j] = load16(w.codes[h] + k, w.codes[h] && k < w.cols);
+            }
+            scale[h] = load_scales(w.scale[h], k0, w.cols);
+        }
+    }
+};
+
+template <> struct raw<BL_W_FP4> {
+    uint4 codes[2][2];
+    uint2 scale[2];
+    __device__ __forceinline__ void load(const rows_of &w, int64_t k0)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int64_t k = k0 + 128 * j + 32 * (threadIdx.x % 4);
+                codes[h][j] = load16(w.codes[h] + k / 2, w.codes[h] && k < w.cols);
+            }
+            scale[h] = load_scales(w.scale[h], k0, w.cols);
+        }
+    }
+};
 
 
 /* The chains of one segment that begins at k0. */
-template <int NT> __device__ __forceinline__ void segment_fp8(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+template <int NT, bool SMALL>
+__device__ __forceinline__ void segment_fp8(float c[NT][4], const raw<BL_W_FP8> &w, const uint16_t *const x[NT], int k0, int cols)
 {
-    const int t = threadIdx.x % 4;
-    uint32_t words[2][4][4], scales[2][8];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int64_t k = k0 + 64 * j + 16 * t;
-            const uint4 v = load16(w.codes[h] + k, w.codes[h] && k < w.cols);
-            words[h][j][0] = v.x, words[h][j][1] = v.y, words[h][j][2] = v.z, words[h][j][3] = v.w;
-        }
-    load_scales(scales[0], w.scale[0], k0, w.cols);
-    load_scales(scales[1], w.scale[1], k0, w.cols);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        transpose4(words[0][j]);
-        transpose4(words[1][j]);
+        uint32_t words[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            words[h][0] = w.codes[h][j].x, words[h][1] = w.codes[h][j].y, words[h][2] = w.codes[h][j].z, words[h][3] = w.codes[h][j].w;
+            transpose4(words[h]);
+        }
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             const int b = 2 * j + s / 2;
-            const uint2 low = decode_fp8(words[0][j][s], scales[0][b]), high = decode_fp8(words[1][j][s], scales[1][b]);
+            const uint2 low = block_fp8<SMALL>(words[0][s], w.scale[0], b), high = block_fp8<SMALL>(words[1][s], w.scale[1], b);
             const fragment_a a = {{low.x, high.x, low.y, high.y}};
-            step<NT>(c, a, x, k0 + 64 * j + 16 * s + 4 * t, w.cols);
+            step<NT>(c, a, x, k0 + 64 * j + 16 * s + 4 * (threadIdx.x % 4), cols);
         }
     }
 }
 
-template <int NT> __device__ __forceinline__ void segment_fp4(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+template <int NT>
+__device__ __forceinline__ void segment_fp4(float c[NT][4], const raw<BL_W_FP4> &w, const uint16_t *const x[NT], int k0, int cols)
 {
-    const int t = threadIdx.x % 4;
-    uint32_t words[2][2][4], scales[2][8];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int64_t k = k0 + 128 * j + 32 * t; /* two steps: their quarters are paired, so that a word holds both of one lane */
-            const uint4 v = load16(w.codes[h] + k / 2, w.codes[h] && k < w.cols);
-            words[h][j][0] = __byte_perm(v.x, v.z, 0x5410);
-            words[h][j][1] = __byte_perm(v.x, v.z, 0x7632);
-            words[h][j][2] = __byte_perm(v.y, v.w, 0x5410);
-            words[h][j][3] = __byte_perm(v.y, v.w, 0x7632);
-        }
-    load_scales(scales[0], w.scale[0], k0, w.cols);
-    load_scales(scales[1], w.scale[1], k0, w.cols);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        transpose4(words[0][j]);
-        transpose4(words[1][j]);
+        uint32_t words[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) { /* two steps: their quarters are paired, so that a word holds both of one lane */
+            const uint4 v = w.codes[h][j];
+            words[h][0] = __byte_perm(v.x, v.z, 0x5410);
+            words[h][1] = __byte_perm(v.x, v.z, 0x7632);
+            words[h][2] = __byte_perm(v.y, v.w, 0x5410);
+            words[h][3] = __byte_perm(v.y, v.w, 0x7632);
+            transpose4(words[h]);
+        }
 #pragma unroll
         for (int s = 0; s < 8; s++) {
             const int shift = s % 2 * 16, b = 4 * j + s / 2;
-            const uint2 low = decode_fp4(words[0][j][s / 2] >> shift, scales[0][b]);
-            const uint2 high = decode_fp4(words[1][j][s / 2] >> shift, scales[1][b]);
+            const uint2 low = decode_fp4(words[0][s / 2] >> shift, block_scale(w.scale[0], b));
+            const uint2 high = decode_fp4(words[1][s / 2] >> shift, block_scale(w.scale[1], b));
             const fragment_a a = {{low.x, high.x, low.y, high.y}};
-            step<NT>(c, a, x, k0 + 128 * j + 16 * s + 4 * t, w.cols);
+            step<NT>(c, a, x, k0 + 128 * j + 16 * s + 4 * (threadIdx.x % 4), cols);
         }
     }
 }
@@ -131,10 +185,10 @@ template <int NT> __device__ __forceinline__ void segment_bf16(float c[NT][4], c
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
-        const int64_t k = k0 + 16 * s + 4 * t;
-        const uint2 low = load_x((const uint16_t *)w.codes[0], k, w.cols), high = load_x((const uint16_t *)w.codes[1], k, w.cols);
+        const int k = (int)k0 + 16 * s + 4 * t;
+        const uint2 low = load_x((const uint16_t *)w.codes[0], k, (int)w.cols), high = load_x((const uint16_t *)w.codes[1], k, (int)w.cols);
         const fragment_a a = {{low.x, high.x, low.y, high.y}};
-        step<NT>(c, a, x, k, w.cols);
+        step<NT>(c, a, x, k, (int)w.cols);
     }
 }
 
@@ -163,21 +217,38 @@ template <int NT> __device__ __forceinline__ void segment_f32(float c[NT][4], co
             }
         }
         for (int n = 0; n < NT; n++) {
-            const uint2 b = load_x(x[n], k, w.cols);
+            const uint2 b = load_x(x[n], (int)k, (int)w.cols);
             for (int p = 2; p >= 0; p--) mma(c[n], a[p], b);
         }
     }
 }
 
-template <bl_weight_kind KIND, int NT>
-__device__ __forceinline__ void segment(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+__device__ __forceinline__ void zero(float *c, int n)
 {
-    for (int n = 0; n < NT; n++)
-        for (int i = 0; i < 4; i++) c[n][i] = 0;
-    if (KIND == BL_W_FP8) segment_fp8<NT>(c, w, x, k0);
-    else if (KIND == BL_W_FP4) segment_fp4<NT>(c, w, x, k0);
-    else if (KIND == BL_W_BF16) segment_bf16<NT>(c, w, x, k0);
-    else segment_f32<NT>(c, w, x, k0);
+    for (int i = 0; i < n; i++) c[i] = 0;
+}
+
+/* By kind of weights; `loaded` holds the segment's codes where the kind has any to hold. */
+template <int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP8> &loaded, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    if (__all_sync(~0u, all_small(loaded.scale[0]) && all_small(loaded.scale[1]))) segment_fp8<NT, true>(c, loaded, x, (int)k0, (int)w.cols);
+    else segment_fp8<NT, false>(c, loaded, x, (int)k0, (int)w.cols);
+}
+template <int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP4> &loaded, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    segment_fp4<NT>(c, loaded, x, (int)k0, (int)w.cols);
+}
+template <int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_BF16> &, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    segment_bf16<NT>(c, w, x, k0);
+}
+template <int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_F32> &, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+{
+    segment_f32<NT>(c, w, x, k0);
 }
 
 /* Results that a thread of a block of W warps has. */
@@ -197,7 +268,11 @@ __device__ __forceinline__ void tile_sums(float total[share<NT, WARPS>::COUNT], 
     for (int base = 0; base < segments; base += WARPS) {
         if (base + warp < segments) {
             float c[NT][4];
-            segment<KIND, NT>(c, w, x, (int64_t)(base + warp) * SEGMENT);
+            const int64_t k0 = (int64_t)(base + warp) * SEGMENT;
+            raw<KIND> loaded; /* loading the next one ahead takes more in registers than it gives */
+            loaded.load(w, k0);
+            zero(c[0], NT * 4);
+            segment<NT>(c, loaded, w, x, k0);
             for (int n = 0; n < NT; n++)
                 for (int i = 0; i < 4; i++) sums[warp][8 * n + 2 * t + i % 2][g + i / 2 * 8] = c[n][i];
         }
@@ -252,7 +327,8 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) p
     const uint16_t *x[NT];
     float c[NT][4];
     for (int n = 0; n < NT; n++) x[n] = token + 8 * n + g < p.tokens ? p.x + (token + 8 * n + g) * p.ldx : NULL;
-    segment<KIND, NT>(c, w, x, index * SEGMENT);
+    zero(c[0], NT * 4);
+    segment<NT>(c, raw<KIND>(), w, x, index * SEGMENT);
     for (int n = 0; n < NT; n++)
         for (int i = 0; i < 4; i++) {
             const int64_t at = token + 8 * n + 2 * t + i % 2, r = row + g + i / 2 * 8;

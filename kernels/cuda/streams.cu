@@ -60,13 +60,16 @@ __global__ void __launch_bounds__(WIDE) mix_kernel(float *pre, float *post, floa
                                                       const float *scale3, const float *base24, int64_t T, int64_t D, float eps_rms,
                                                       float eps, int iters)
 {
-    __shared__ float sums[ROW_SUMS], dots[MIX];
+    __shared__ float sums[ROW_SUMS], dots[MIX], part[BL_CUDA_MAX_ROW / 2 / PART][MIX];
     const int64_t t = blockIdx.x, n = S * D;
     const uint16_t *h = H + t * n;
+    const int segments = (int)((n + PART - 1) / PART);
+    for (int i = threadIdx.x; i < segments * MIX; i += blockDim.x) part[i / MIX][i % MIX] = parts[(i / MIX * T + t) * MIX + i % MIX];
+    __syncthreads();
     if (threadIdx.x < MIX) {
         float m = 0;
-#pragma unroll 16
-        for (int64_t k = 0; k * PART < n; k++) m += parts[(k * T + t) * MIX + threadIdx.x];
+#pragma unroll 8
+        for (int k = 0; k < segments; k++) m += part[k][threadIdx.x];
         dots[threadIdx.x] = m;
     }
     const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); });

@@ -79,6 +79,8 @@ static bl_status allocate(bl_cuda *c, bl_error *err)
         {&c->index_w, T * heads * 4},
         {&c->index_rows, T * heads * bl_index_row_bytes((int64_t)width)},
         {&c->engram_kv, f->engram_count ? T * (BL_HC_MULT + 1) * D * 2 : 0},
+        {&c->attend_scores, bl_cuda_attend_scores(c->max_tokens, c->shard.heads.count, f->sliding_window + f->index_topk)},
+        {&c->attend_rows, bl_cuda_attend_rows(c->max_tokens, f->sliding_window + f->index_topk)},
         {&c->parts, segments * T * mix * 4},
         {&c->pair_kv, T * d * 4},
         {&c->pair_z, T * d * 4},
@@ -136,6 +138,7 @@ static bl_status check_shapes(const bl_config *f, bl_error *err)
         {"index_head_dim", f->index_head_dim, BL_CUDA_MAX_INDEX_DIM},
         {"num_experts_per_tok", f->num_experts_per_tok, BL_CUDA_MAX_CHOICES},
         {"hidden_size", f->hidden_size, BL_CUDA_MAX_ROW / BL_HC_MULT / 2},
+        {"sliding_window", (int64_t)f->sliding_window + f->index_topk, BL_CUDA_MAX_SLOTS}, /* with index_topk */
         {"n_routed_experts", f->n_routed_experts, 8192},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)

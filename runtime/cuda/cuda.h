@@ -63,6 +63,8 @@ typedef struct bl_cuda {
     uint64_t memory_bytes;
     uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
     uint16_t *up, *gate, *act, *out, *shared_out;
+    float *attend_scores;
+    const uint8_t **attend_rows;
     float *parts, *pair_kv, *pair_z, *router, *index_w, *scores;
     uint8_t *index_rows;
     uint32_t *best;

@@ -86,7 +86,8 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
                                  .rotation = rotation(c, l), .o = o, .heads = c->shard.heads.count, .d = f->head_dim,
                                  .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
                                  .layer_offset = ring_offset(c, l), .source = l->kv_slot,
-                                 .scale = (float)(1.0 / sqrt((double)f->head_dim))};
+                                 .scale = (float)(1.0 / sqrt((double)f->head_dim)), .scores = c->attend_scores,
+                                 .rows = c->attend_rows};
     bl_cuda_attend(c->stream, &a);
 }
 

@@ -88,7 +88,9 @@ static void check_attend(check *c, int64_t heads, int64_t d, int64_t R, int64_t 
     const bl_cuda_attention a = {.t = &t, .q = gpu_copy(q, (size_t)(heads * d) * 2), .kv = gpu_copy(kv, wide),
                                  .selected = topk ? gpu_copy(selected, (size_t)topk * 4) : NULL, .sink = gpu_copy(sink, (size_t)heads * 4),
                                  .rotation = gpu_copy(rotation, (size_t)R * 4), .o = gpu_buffer((size_t)(heads * d) * 2), .heads = heads,
-                                 .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale};
+                                 .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale,
+                                 .scores = gpu_buffer(bl_cuda_attend_scores(1, heads, slots)),
+                                 .rows = gpu_buffer(bl_cuda_attend_rows(1, slots))};
     bl_cuda_attend(0, &a);
     check_bf16(c, "output", gpu_result(c, a.o, (size_t)(heads * d) * 2), want, heads, d);
     gpu_case_end();
