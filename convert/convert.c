@@ -106,7 +106,8 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
                           .save_scales = j->o->save_scales,
                           .experts = j->o->experts,
                           .fp8_block_rows = j->o->fp8_block_rows,
-                          .layout = &j->layout};
+                          .layout = &j->layout,
+                          .link = j->o->link};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
@@ -289,6 +290,8 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     }
     bl_hints_close(&j.hints);
     report->kept_files = j.kept_files;
+    report->linked_files = j.linked_files;
+    report->linked_bytes = j.linked_bytes;
     report->kept_bytes = j.kept_bytes;
     pthread_mutex_destroy(&j.lock);
     free(j.sums);

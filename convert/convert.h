@@ -15,6 +15,7 @@ typedef struct bl_convert_options {
     bool save_scales;    /* BL_TO_BF16: keep the scales beside the cast, for the way back */
     bl_layout layout;    /* BL_TO_PACKED: degrees (0 = 1), stage_layers (NULL = even, the last stages having what is left over),
                             engram_shared; ranks and vocab_rows follow */
+    bool link;           /* BL_TO_PACKED: hard-link source files with whole Engram tables, or copy them where that cannot be */
     int pad_vocab;       /* BL_TO_PACKED: pad the vocabulary to a multiple of this times tp; 0 = do not */
     /* BL_TO_RELEASED */
     bl_form experts;         /* bl_plan_options */
@@ -37,7 +38,7 @@ typedef struct bl_convert_options {
     bool (*cancelled)(void); /* polled; may be NULL */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* bytes written; any thread; may be NULL */
     void *progress_arg;
-    void (*note)(const char *text); /* one sentence for the user at the start, about what an earlier run left; may be NULL */
+    void (*note)(const char *text); /* one sentence for the user: what an earlier run left, what is not linked; from any thread, may be NULL */
 } bl_convert_options;
 
 typedef struct bl_convert_report {
@@ -46,6 +47,8 @@ typedef struct bl_convert_report {
     size_t scales_saved;                   /* beside it, in one more file */
     uint64_t source_bytes, tensor_bytes, file_bytes; /* file_bytes: payload files, headers included */
     unsigned dropped;
+    size_t linked_files; /* of the source, not counted in file_bytes */
+    uint64_t linked_bytes;
     int ranks, source_ranks; /* 0: the source is no packed model */
     bl_encode_stats encoded[BL_ENCODE_CLASSES]; /* of the files that this run made */
     bool hinted;         /* scale hints were used */

@@ -1,8 +1,11 @@
 #include "convert/job.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *bl_job_path(bl_job *j, const char *name)
 {
@@ -121,15 +124,34 @@ bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err)
     return s;
 }
 
+/* Hard-link the source's file, itself where its name is a symbolic link. Where that cannot be, it is copied as it is. */
+static bool link_source(bl_job *j, const bl_plan_file *pf, const char *path)
+{
+    const char *source = j->source->files[pf->source].path;
+    unlink(path); /* an earlier run's */
+    if (linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
+        j->linked_files++;
+        j->linked_bytes += pf->file_bytes;
+        return true;
+    }
+    if (j->o->note) {
+        char text[512];
+        snprintf(text, sizeof text, "%.300s is copied, it cannot be linked here: %s", source, strerror(errno));
+        j->o->note(text);
+    }
+    return false;
+}
+
 static bl_status open_file(bl_job *j, size_t file, bl_error *err)
 {
     bl_job_file *f = &j->files[file];
     const bl_plan_file *pf = &j->plan.files[file];
     bl_status s = BL_OK;
     pthread_mutex_lock(&j->lock);
-    if (!f->writer) {
+    if (!f->writer && !f->linked) {
         const char *path = bl_job_path(j, pf->name);
-        s = path ? bl_writer_open(&f->writer, path, pf->file_bytes, err) : nomem(err);
+        f->linked = path && pf->linked && link_source(j, pf, path);
+        s = !path ? nomem(err) : f->linked ? BL_OK : bl_writer_open(&f->writer, path, pf->file_bytes, err);
         if (s == BL_OK) {
             s = bl_job_hash_open(j, file, err);
         }
@@ -145,7 +167,7 @@ static bl_status make_tile(bl_job *j, const bl_tile *t, bl_error *err)
     if (bl_produce_waits(&j->producer, t)) {
         return BL_OK; /* written in order */
     }
-    return bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+    return j->files[t->lane].linked ? BL_OK : bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
 }
 
 static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
@@ -160,7 +182,9 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
     if (!t->last) {
         return BL_OK;
     }
-    BL_TRY(bl_writer_commit(&f->writer, err));
+    if (f->writer) {
+        BL_TRY(bl_writer_commit(&f->writer, err));
+    }
     pthread_mutex_lock(&j->lock);
     bl_status s = bl_journal_add(&j->journal, pf->name, pf->file_bytes, f->digest, err);
     pthread_mutex_unlock(&j->lock);

@@ -12,6 +12,7 @@
 /* One output file while it is being made, and what remains of it. */
 typedef struct bl_job_file {
     bl_writer *writer;
+    bool linked; /* to the source's file: nothing is written */
     bl_chunker *chunker;
     bl_sha256 *hash;
     bl_chunker *whole; /* without SHA-256: chunks of the file, for the journal */
@@ -27,6 +28,8 @@ typedef struct bl_job {
     bl_checkpoint *source;
     bl_binding binding;
     bl_layout layout;
+    size_t linked_files;
+    uint64_t linked_bytes;
     bl_restored restored; /* BL_TO_RELEASED */
     bl_hints *hints;      /* NULL = none */
     bl_scale_survey scales;

@@ -12,7 +12,7 @@ bl_status bl_plan_nomem(const bl_planner *p, bl_error *err)
 
 const char *bl_action_name(bl_action a)
 {
-    static const char *const names[] = {"none", "copy", "cast", "encode", "recast", "consume", "stack", "unstack", "split", "join", "drop"};
+    static const char *const names[] = {"none", "copy", "cast", "encode", "recast", "consume", "stack", "unstack", "split", "link", "join", "drop"};
     return a < BL_ACTIONS ? names[a] : "none";
 }
 
@@ -54,7 +54,8 @@ static bl_status plan_packed(bl_planner *p, bl_plan_source s, const bl_share *sh
 {
     bool expert = s.w->slot->expert >= 0, stacked = s.w->tensor->ndim > s.w->slot->ndim;
     bool cut = share->rows != share->all_rows || share->part.cols != bl_slot_rect(s.w->slot).cols;
-    bl_action a = expert && !stacked ? BL_ACT_STACK : cut ? BL_ACT_SPLIT : BL_ACT_COPY;
+    bool link = bl_plan_links(p, s.w, share);
+    bl_action a = link ? BL_ACT_LINK : expert && !stacked ? BL_ACT_STACK : cut ? BL_ACT_SPLIT : BL_ACT_COPY;
     act_all(p, s, a, a);
     return expert ? bl_plan_stacked(p, s, share, err) : bl_plan_single(p, s, share, false, err);
 }

@@ -21,6 +21,7 @@ typedef struct bl_plan_options {
     int fp8_block_rows;  /* BL_TO_RELEASED: rows that share an fp8 scale, 32 or 1 */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
+    bool link;           /* BL_TO_PACKED: source files with Engram tables that a rank has whole become files of the output */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
 } bl_plan_options;
 
@@ -35,6 +36,7 @@ typedef enum bl_action {
     BL_ACT_STACK,   /* bytes as they are, one expert's part of a stacked tensor */
     BL_ACT_UNSTACK, /* a stacked tensor that comes out as single experts, cast or copied */
     BL_ACT_SPLIT,   /* bytes as they are, cut into ranks' parts */
+    BL_ACT_LINK,    /* stays where it is, in a file that the output links */
     BL_ACT_JOIN,    /* ranks' parts put together, or one of their copies */
     BL_ACT_DROP,    /* left out on purpose */
     BL_ACTIONS
@@ -61,6 +63,7 @@ typedef struct bl_plan_tensor {
     int encode_rows; /* rows that share a scale then */
     bool aside;   /* kept beside the checkpoint, not a part of it */
     bool stacked; /* members are experts of one layer, a rank's */
+    bool linked;  /* at its place in a source file */
     int rank;     /* BL_TO_PACKED: in whose folder it is */
     uint64_t rows; /* rows of each member as it comes out: padding, if any, follows its part */
     const uint64_t *start, *global_shape; /* [ndim] as the rank manifest has them */
@@ -76,7 +79,9 @@ typedef struct bl_plan_file {
     bool aside;       /* BL_SCALES_NAME: not in the index */
     const bl_plan_tensor *tensors; /* [count], in data order */
     size_t count;
-    const char *header; /* safetensors header, header_bytes */
+    const char *header; /* safetensors header, header_bytes; none of a linked file */
+    bool linked;        /* a file of the source as it is, with whatever else it holds */
+    size_t source;      /* which */
     uint64_t header_bytes, file_bytes;
 } bl_plan_file;
 

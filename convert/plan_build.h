@@ -30,6 +30,9 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
 /* As bl_plan_single, for an expert in a stacked tensor. A rank's experts come in model order. */
 bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err);
 
+/* Is a rank's share of w left in the source's file? */
+bool bl_plan_links(const bl_planner *p, const bl_weight *w, const bl_share *share);
+
 /* Deal the output tensors to files and lay those out. */
 bl_status bl_plan_files(bl_planner *p, bl_error *err);
 

@@ -62,12 +62,23 @@ static size_t deal_shards(bl_planner *p)
     return deal_aside(p, shard + 1);
 }
 
-/* Packed: the number of a tensor's file: rank by rank the backbone layers, draft stages, Engram tables by layer, the rest. */
+/* Where a linked tensor stays. */
+static const bl_tensor *origin(const bl_plan_tensor *t)
+{
+    const bl_weight *w = t->members[0].pieces;
+    return t->scale ? w->scale : w->tensor;
+}
+
+/* Packed: the number of a tensor's file: rank by rank the backbone layers, draft stages, Engram tables by layer, the rest, and what
+ * is linked by file of the source. */
 static uint32_t packed_key(const bl_planner *p, const bl_plan_tensor *t)
 {
     const bl_weight *w = t->members[0].pieces;
     uint32_t layers = (uint32_t)(p->c->config.num_hidden_layers + p->c->config.num_nextn_predict_layers);
-    uint32_t first = (uint32_t)t->rank * (2 * layers + 1);
+    uint32_t first = (uint32_t)t->rank * (2 * layers + 1 + (uint32_t)p->c->file_count);
+    if (t->linked) {
+        return first + 2 * layers + 1 + origin(t)->file;
+    }
     if (w->form == BL_FORM_TABLE) {
         return first + layers + (uint32_t)w->slot->layer;
     }
@@ -96,7 +107,7 @@ static size_t deal_packed(bl_planner *p)
 /* shards: how many of the files are a part of the checkpoint. */
 static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t index, size_t shards)
 {
-    char name[64], folder[16];
+    char name[320], folder[16];
     const bl_weight *w = first->members[0].pieces;
     int layers = p->c->config.num_hidden_layers;
     bl_rank_folder(folder, first->rank);
@@ -104,6 +115,9 @@ static char *file_name(const bl_planner *p, const bl_plan_tensor *first, size_t 
         snprintf(name, sizeof name, BL_SCALES_NAME);
     } else if (p->o->target != BL_TO_PACKED) {
         snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, shards);
+    } else if (first->linked) {
+        const char *source = bl_checkpoint_file(p->c, origin(first))->name, *slash = strrchr(source, '/');
+        snprintf(name, sizeof name, "%s/%s", folder, slash ? slash + 1 : source);
     } else if (w->form == BL_FORM_TABLE) {
         snprintf(name, sizeof name, "%s/engram-%02d.safetensors", folder, w->slot->layer);
     } else if (w->slot->layer < 0) {
@@ -127,8 +141,28 @@ static int by_width(const void *a, const void *b)
     return m != n ? (m > n ? -1 : 1) : s->tensor.offset < t->tensor.offset ? -1 : s->tensor.offset > t->tensor.offset;
 }
 
+/* A file of the source: everything is where it is there. */
+static void lay_out_linked(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors)
+{
+    f->linked = true;
+    f->source = origin(tensors)->file;
+    f->file_bytes = p->c->files[f->source].file_bytes;
+    f->header = "";
+    for (size_t i = 0; i < f->count; i++) {
+        tensors[i].tensor.offset = origin(&tensors[i])->offset;
+        tensors[i].tensor.nbytes = origin(&tensors[i])->nbytes;
+        p->out->tensor_bytes += tensors[i].tensor.nbytes;
+    }
+    qsort(tensors, f->count, sizeof *tensors, by_file);
+    f->tensors = tensors;
+}
+
 static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors, bl_tensor *scratch, bl_error *err)
 {
+    if (tensors[0].linked) {
+        lay_out_linked(p, f, tensors);
+        return BL_OK;
+    }
     uint32_t align = tensors[0].members[0].pieces->form == BL_FORM_TABLE && p->o->target == BL_TO_PACKED ? ENGRAM_ALIGN : PACKED_ALIGN;
     bool encodes = p->o->target == BL_TO_RELEASED;
     for (size_t i = 0; encodes && i < f->count; i++) {

@@ -69,6 +69,13 @@ static void set_shapes(bl_plan_tensor *t, uint32_t first, const bl_weight *w, co
               t->scale ? bl_weight_scale_cols(&whole) : slot->shape[1] / pack);
 }
 
+bool bl_plan_links(const bl_planner *p, const bl_weight *w, const bl_share *share)
+{
+    bl_rect all = bl_slot_rect(w->slot);
+    return p->o->link && p->o->target == BL_TO_PACKED && w->form == BL_FORM_TABLE && share->all_rows == all.rows &&
+           share->rows == all.rows && memcmp(&w->part, &all, sizeof all) == 0;
+}
+
 bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share, bool cast, bl_error *err)
 {
     const bl_slot *slot = s.w->slot;
@@ -78,6 +85,7 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share,
     }
     t->cast = cast;
     t->rank = share->owner;
+    t->linked = bl_plan_links(p, s.w, share);
     add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
     set_shapes(t, 0, &made.w, share);
@@ -95,6 +103,7 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share,
     }
     t->scale = true;
     t->aside = cast;
+    t->linked = bl_plan_links(p, s.w, share);
     t->rank = share->owner;
     set_shapes(t, 0, s.w, share);
     return BL_OK;

@@ -9,9 +9,9 @@
 static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
 {
     const bl_plan *plan = p->plan;
-    size_t pieces = plan->file_count;
+    size_t pieces = 2 * plan->file_count;
     for (size_t i = 0; i < plan->tensor_count; i++) {
-        pieces += plan->tensors[i].member_count;
+        pieces += plan->tensors[i].member_count + plan->tensors[i].linked;
     }
     p->pieces = bl_arena_array(arena, pieces, sizeof *p->pieces);
     p->lanes = bl_arena_array(arena, plan->file_count, sizeof *p->lanes);
@@ -24,14 +24,24 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
     for (size_t f = 0; f < plan->file_count; f++) {
         const bl_plan_file *file = &plan->files[f];
         size_t first = n;
-        parts[n] = (bl_part){.nbytes = file->header_bytes, .granule = BL_IO_ALIGN, .tag = n};
+        uint64_t at = file->header_bytes;
+        parts[n] = (bl_part){.nbytes = at, .granule = BL_IO_ALIGN, .tag = n};
         n++;
         for (size_t i = 0; i < file->count; i++) {
             const bl_plan_tensor *t = &file->tensors[i];
+            if (t->linked) {
+                parts[n] = (bl_part){.nbytes = t->tensor.offset - at, .granule = BL_IO_ALIGN, .tag = n};
+                p->pieces[n++].at = at;
+            }
+            at = t->tensor.offset + t->tensor.nbytes;
             for (size_t m = 0; m < t->member_count; m++, n++) {
                 parts[n] = (bl_part){.nbytes = bl_plan_member_bytes(t, m), .granule = bl_plan_granule(t, m), .tag = n};
                 p->pieces[n] = (bl_piece){.tensor = t, .member = m};
             }
+        }
+        if (file->linked) {
+            parts[n] = (bl_part){.nbytes = file->file_bytes - at, .granule = BL_IO_ALIGN, .tag = n};
+            p->pieces[n++].at = at;
         }
         p->lanes[f] = (bl_lane){.parts = parts + first, .count = n - first};
     }
@@ -186,7 +196,9 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
     for (size_t i = 0; i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
         const bl_piece *piece = piece_of(p, t, g);
-        if (!piece->tensor) {
+        if (!piece->tensor && p->plan->files[t->lane].linked) {
+            BL_TRY(bl_reader_copy(p->values.readers[p->plan->files[t->lane].source], dst, t->scratch, g->nbytes, piece->at + g->offset, err));
+        } else if (!piece->tensor) {
             memcpy(dst, p->plan->files[t->lane].header + g->offset, g->nbytes);
         } else if (piece->tensor->encode && !is_late(piece)) {
             BL_TRY(encode_segment(p, piece->tensor, g, t, dst, err));

@@ -9,7 +9,8 @@
 
 /* Where a part of an output file comes from; a part's tag is its index. */
 typedef struct bl_piece {
-    const bl_plan_tensor *tensor; /* NULL: the file's header */
+    const bl_plan_tensor *tensor; /* NULL: the file's header, or what else a linked file holds */
+    uint64_t at;                  /* of that: where in the file */
     size_t member;
 } bl_piece;
 

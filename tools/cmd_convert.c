@@ -141,10 +141,10 @@ typedef struct rank_options {
 /* -1, or the exit status of a wrong one. */
 static int read_rank_options(const cli_command *c, rank_options *r, bl_convert_options *o)
 {
-    bool any = r->tp || r->ep || r->pp || r->pad_vocab || r->stages || r->engram;
+    bool any = o->link || r->tp || r->ep || r->pp || r->pad_vocab || r->stages || r->engram;
     size_t count = 0;
     if (any && o->target != BL_TO_PACKED) {
-        return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab and --engram go with --to packed");
+        return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab, --engram and --link go with --to packed");
     }
     if (r->tp < 0 || r->ep < 0 || r->pp < 0 || r->tp > BL_MAX_RANKS || r->ep > BL_MAX_RANKS || r->pp > BL_MAX_RANKS) {
         return cli_usage_error(c, "--tp, --ep and --pp take 1 to %d", BL_MAX_RANKS);
@@ -219,6 +219,10 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
     if (o->target == BL_TO_BF16) {
         json_object_set_new(j, "exact", json_boolean(f->rounded_weights == 0));
     }
+    if (o->link) {
+        json_object_update_new(j, json_pack("{s:I, s:I}", "linked_files", (json_int_t)r->linked_files, "linked_bytes",
+                                            (json_int_t)r->linked_bytes));
+    }
     if (plan) {
         json_object_set_new(j, "plan", plan);
     }
@@ -253,6 +257,9 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)(r->file_bytes - r->kept_bytes) * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
     printf("\n");
+    if (r->linked_files) {
+        printf("%zu source files linked, %.3f GB\n", r->linked_files, (double)r->linked_bytes * 1e-9);
+    }
     if (r->scales_saved) {
         printf("%zu original scales kept in " BL_SCALES_NAME "\n", r->scales_saved);
     }
@@ -293,6 +300,7 @@ int cmd_convert(int argc, char **argv)
         {"pp-layers", CLI_STRING, &ranks.stages, "LIST", "packed: layers of each stage, for example 20,20 (default: even)"},
         {"pad-vocab", CLI_INT, &ranks.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},
         {"engram", CLI_STRING, &ranks.engram, "HOW", "packed: split (default: each rank some rows) or shared (one copy a stage)"},
+        {"link", CLI_FLAG, &o.link, NULL, "packed: hard-link the source's files with Engram tables where a rank has them whole"},
         {"layers", CLI_STRING, &layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
         {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
         {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
