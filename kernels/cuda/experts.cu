@@ -30,6 +30,7 @@ __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, co
             const int id = __shfl_xor_sync(~0u, at, m);
             if (id != 0x7fffffff && (at == 0x7fffffff || other > best || (other == best && id < at))) best = other, at = id;
         }
+        __syncwarp(); /* all have looked */
         if (lane == 0) {
             chosen[i] = at;
             keys[at] = __uint_as_float(0x7fc00000); /* taken */

@@ -88,6 +88,10 @@ static bl_status allocate(bl_cuda *c, bl_error *err)
         {&c->gate, slots * inter * 2},
         {&c->up, slots * inter * 2},
         {&c->act, slots * inter * 2},
+        {&c->shared_gate, T * inter * 2},
+        {&c->shared_up, T * inter * 2},
+        {&c->shared_act, T * inter * 2},
+        {&c->x_rounded, T * D * 2},
         {&c->out, slots * D * 2},
         {&c->shared_out, T * D * 2},
         {&c->scores, (uint64_t)c->score_floats * 4},
@@ -121,7 +125,10 @@ static void cuda_destroy(bl_backend *b)
     bl_cuda_pass_destroy(c);
     bl_cuda_memory_destroy(c);
     cudaFree(c->memory);
+    if (c->side) cudaStreamDestroy(c->side);
     if (c->stream) cudaStreamDestroy(c->stream);
+    if (c->forked) cudaEventDestroy(c->forked);
+    if (c->joined) cudaEventDestroy(c->joined);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
@@ -159,6 +166,9 @@ static bl_status create(bl_cuda *c, bl_error *err)
         return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "%s has compute capability %d.%d: the CUDA backend needs 9.0", prop.name, prop.major,
                        prop.minor);
     BL_TRY(bl_cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)&c->stream, cudaStreamNonBlocking), "creating a stream", err));
+    BL_TRY(bl_cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)&c->side, cudaStreamNonBlocking), "creating a stream", err));
+    BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->forked, cudaEventDisableTiming), "creating an event", err));
+    BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->joined, cudaEventDisableTiming), "creating an event", err));
     BL_TRY(bl_cuda_memory_create(c, err));
     BL_TRY(bl_cuda_pass_create(c, err));
     BL_TRY(allocate(c, err));

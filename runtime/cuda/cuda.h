@@ -1,4 +1,5 @@
-/* Inside the CUDA backend: one stream, on which everything happens in the order of the calls. Host tables of a pass are copied over
+/* Inside the CUDA backend: one stream, on which everything happens in the order of the calls, and a side stream for what nothing
+ * needs at once (the mixing, window rows, the shared expert), which joins again before it is used. Host tables of a pass are copied over
  * in one piece; nothing in a pass waits for the device but its end. */
 #ifndef BL_RUNTIME_CUDA_CUDA_H
 #define BL_RUNTIME_CUDA_CUDA_H
@@ -31,7 +32,8 @@ typedef struct bl_cuda {
     bl_shard shard;
     int64_t max_tokens;
     bl_pool *pool; /* borrowed: copies weights to the staging buffers */
-    bl_cuda_stream stream;
+    bl_cuda_stream stream, side;
+    void *forked, *joined; /* events */
     pthread_mutex_t lock; /* of alloc and release */
 
     /* weights */
@@ -62,7 +64,7 @@ typedef struct bl_cuda {
     uint8_t *memory;
     uint64_t memory_bytes;
     uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
-    uint16_t *up, *gate, *act, *out, *shared_out;
+    uint16_t *up, *gate, *act, *out, *shared_up, *shared_gate, *shared_act, *shared_out, *x_rounded;
     float *attend_scores;
     const uint8_t **attend_rows;
     float *parts, *pair_kv, *pair_z, *router, *index_w, *scores;
@@ -93,6 +95,10 @@ void bl_cuda_memory_destroy(bl_cuda *c);
 /* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
 bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
 
+/* The side stream goes on from here; the main stream goes on when the side stream is done. */
+void bl_cuda_fork(bl_cuda *c);
+void bl_cuda_join(bl_cuda *c);
+
 /* ---- pass.c */
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);
 void bl_cuda_pass_destroy(bl_cuda *c);
@@ -116,6 +122,9 @@ void bl_cuda_forget_graphs(bl_cuda *c);
 void bl_cuda_set_operations(bl_backend *table);
 void bl_cuda_set_attention(bl_backend *table);
 /* y = w x, x [T, cols] given plain and (NULL: made here, in c->rounded) rounded to fp8; which one w takes depends on its kind. */
+void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
+                       uint16_t *y16, float *y32);
+/* ... on the main stream. */
 void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32);
 
 #endif

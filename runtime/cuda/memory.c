@@ -51,6 +51,18 @@ void bl_cuda_download(bl_backend *b, void *host, const void *device, uint64_t by
         memset(host, 0, bytes);
 }
 
+void bl_cuda_fork(bl_cuda *c)
+{
+    cudaEventRecord(c->forked, c->stream);
+    cudaStreamWaitEvent(c->side, c->forked, 0);
+}
+
+void bl_cuda_join(bl_cuda *c)
+{
+    cudaEventRecord(c->joined, c->side);
+    cudaStreamWaitEvent(c->stream, c->joined, 0);
+}
+
 /* ---- weights */
 
 /* Room for a weight: small ones share slabs, large ones have their own. */

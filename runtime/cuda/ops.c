@@ -6,15 +6,21 @@ static int64_t hidden(const bl_cuda *c)
     return c->config.hidden_size;
 }
 
-void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32)
+void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
+                       uint16_t *y16, float *y32)
 {
     if (cuda_quantised(w) && !rounded) {
-        bl_cuda_round_fp8(c->stream, c->rounded, x, w->cols, T, w->cols);
+        bl_cuda_round_fp8(s, c->rounded, x, w->cols, T, w->cols);
         rounded = c->rounded;
     }
     const bl_cuda_product p = {.w = *w, .rows = w->rows, .x = cuda_quantised(w) ? rounded : x, .ldx = w->cols, .tokens = T, .y16 = y16,
                                .y32 = y32, .ld = w->rows};
-    bl_cuda_multiply(c->stream, &p);
+    bl_cuda_multiply(s, &p);
+}
+
+void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32)
+{
+    bl_cuda_linear_on(c, c->stream, w, x, rounded, T, y16, y32);
 }
 
 /* ---- streams */
@@ -30,13 +36,15 @@ static void fan_out(bl_backend *b, const bl_pass *p, uint16_t *H, float *pre, co
     bl_cuda_fan_out(cuda_of(b)->stream, H, pre, x, p->tokens, hidden(cuda_of(b)));
 }
 
+/* Beside the sublayer: its coefficients are for the expansion after it. */
 static void mix(bl_backend *b, const bl_pass *p, const bl_mixing *m, const uint16_t *H, float *pre, float *post, float *comb)
 {
-    const bl_cuda *c = cuda_of(b);
+    bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const bl_cuda_product dots = {.w = m->fn, .rows = m->fn.rows, .x = H, .ldx = m->fn.cols, .tokens = p->tokens};
-    bl_cuda_multiply_parts(c->stream, &dots, c->parts);
-    bl_cuda_mix(c->stream, pre, post, comb, c->parts, H, m->scale.codes, m->base.codes, p->tokens, hidden(c), f->rms_norm_eps, f->hc_eps,
+    bl_cuda_fork(c);
+    bl_cuda_multiply_parts(c->side, &dots, c->parts);
+    bl_cuda_mix(c->side, pre, post, comb, c->parts, H, m->scale.codes, m->base.codes, p->tokens, hidden(c), f->rms_norm_eps, f->hc_eps,
                 f->hc_sinkhorn_iters);
 }
 
@@ -48,6 +56,7 @@ static void collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uin
 
 static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb)
 {
+    bl_cuda_join(cuda_of(b));
     bl_cuda_expand(cuda_of(b)->stream, H, y, post, comb, p->tokens, hidden(cuda_of(b)));
 }
 
@@ -80,11 +89,10 @@ static void routed(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16
     const bl_config *f = &c->config;
     const int64_t k = f->num_experts_per_tok, E = c->shard.experts.count, inter = f->moe_intermediate_size, D = hidden(c), T = p->tokens;
     const bl_expert *first = &l->experts[0];
-    const uint16_t *input = x;
     bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, E);
-    if (cuda_quantised(&first->w1)) bl_cuda_round_fp8(c->stream, c->rounded, x, D, T, D), input = c->rounded;
     bl_cuda_expert_product up = {.experts = c->experts + (l->index - c->shard.layers.first) * E, .groups = &c->groups,
-                                 .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2, .x = input,
+                                 .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2,
+                                 .x = cuda_quantised(&first->w1) ? c->x_rounded : x,
                                  .by_token = true, .y = {c->gate, c->up}, .T = T, .k = k, .E = E};
     bl_cuda_multiply_experts(c->stream, &up);
     bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, inter, f->swiglu_limit, cuda_quantised(&first->w2));
@@ -100,26 +108,27 @@ static void routed(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16
     bl_cuda_multiply_experts(c->stream, &down);
 }
 
-/* Its activation shares the buffers of the routed ones: those are done with them. */
+/* Beside the routed ones. */
 static void shared(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x)
 {
     const bl_config *f = &c->config;
     const bl_expert *e = &l->shared;
     const int64_t inter = f->moe_intermediate_size;
-    const uint16_t *rounded = NULL;
-    if (cuda_quantised(&e->w1)) bl_cuda_round_fp8(c->stream, c->rounded, x, hidden(c), p->tokens, hidden(c)), rounded = c->rounded;
-    bl_cuda_linear(c, &e->w1, x, rounded, p->tokens, c->gate, NULL);
-    bl_cuda_linear(c, &e->w3, x, rounded, p->tokens, c->up, NULL);
-    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2));
-    bl_cuda_linear(c, &e->w2, c->act, c->act, p->tokens, c->shared_out, NULL);
+    bl_cuda_linear_on(c, c->side, &e->w1, x, c->x_rounded, p->tokens, c->shared_gate, NULL);
+    bl_cuda_linear_on(c, c->side, &e->w3, x, c->x_rounded, p->tokens, c->shared_up, NULL);
+    bl_cuda_swiglu(c->side, c->shared_act, c->shared_gate, c->shared_up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2));
+    bl_cuda_linear_on(c, c->side, &e->w2, c->shared_act, c->shared_act, p->tokens, c->shared_out, NULL);
 }
 
 static void experts(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates,
                     float *partial)
 {
     bl_cuda *c = cuda_of(b);
-    routed(c, p, l, x, ids, gates);
+    bl_cuda_round_fp8(c->stream, c->x_rounded, x, hidden(c), p->tokens, hidden(c));
+    bl_cuda_fork(c);
     if (c->shard.shared) shared(c, p, l, x);
+    routed(c, p, l, x, ids, gates);
+    bl_cuda_join(c);
     bl_cuda_sum_experts(c->stream, partial, c->out, c->groups.slot_of, c->shard.shared ? c->shared_out : NULL, p->tokens,
                         c->config.num_experts_per_tok, hidden(c));
 }
