@@ -76,26 +76,18 @@ static void hash_close(bl_job_file *f)
     bl_sha256_destroy(&f->hash);
 }
 
-/* Bytes that one hash leaves in the second-level cache for the next. */
-#define HASH_PIECE ((uint64_t)128 << 10)
-
 static void hash_segment(bl_job *j, size_t lane, const bl_segment *g, const uint8_t *data)
 {
     const bl_job_file *f = &j->files[lane];
     const bl_piece *piece = &j->producer.pieces[j->producer.lanes[lane].parts[g->part].tag];
-    bool chunks = f->chunker && !j->o->no_digests && piece->tensor;
-    for (uint64_t at = 0, n; at < g->nbytes; at += n) {
-        n = g->nbytes - at < HASH_PIECE ? g->nbytes - at : HASH_PIECE;
-        if (f->hash) {
-            bl_sha256_update(f->hash, data + at, n);
-        }
-        if (chunks) {
-            /* members of a tensor are equally long */
-            uint64_t offset = piece->member * bl_plan_member_bytes(piece->tensor, piece->member) + g->offset + at;
-            bl_chunker_update(f->chunker, data + at, offset, n, piece->tensor->tensor.nbytes,
-                              j->chunks[piece->tensor - j->plan.tensors]);
-        }
+    const bl_plan_tensor *t = piece->tensor;
+    if (!t || !f->chunker || j->o->no_digests) {
+        bl_hash_both(f->hash, NULL, data, g->nbytes, 0, 0, NULL);
+        return;
     }
+    /* members of a tensor are equally long */
+    uint64_t offset = piece->member * bl_plan_member_bytes(t, piece->member) + g->offset;
+    bl_hash_both(f->hash, f->chunker, data, g->nbytes, offset, t->tensor.nbytes, j->chunks[t - j->plan.tensors]);
 }
 
 bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err)

@@ -7,7 +7,7 @@
 #include "convert/produce.h"
 #include "convert/restore.h"
 #include "convert/writer.h"
-#include "verify/sha256.h"
+#include "verify/both.h"
 
 /* One output file while it is being made, and what remains of it. */
 typedef struct bl_job_file {

@@ -1,5 +1,6 @@
 #include "verify/scan.h"
 
+#include "verify/both.h"
 #include "verify/flaw.h"
 #include "verify/stream.h"
 
@@ -348,20 +349,19 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
 {
     scanner *x = arg;
     source *src = &x->sources[t->lane];
-    if (src->chunker) {
-        const uint8_t *data = t->data;
-        for (size_t i = 0; i < t->segment_count; i++) {
-            const bl_segment *g = &t->segments[i];
-            const piece *p = &src->pieces[x->lanes[t->lane].parts[g->part].tag];
-            if (p->tensor) {
-                bl_chunker_update(src->chunker, data, p->base + g->offset, g->nbytes, p->tensor->nbytes,
-                                  x->chunks[p->tensor - x->s->c->tensors]);
-            }
-            data += g->nbytes;
+    const uint8_t *data = t->data;
+    for (size_t i = 0; i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const piece *p = src->chunker ? &src->pieces[x->lanes[t->lane].parts[g->part].tag] : NULL;
+        if (p && p->tensor) {
+            bl_hash_both(src->hash, src->chunker, data, g->nbytes, p->base + g->offset, p->tensor->nbytes,
+                         x->chunks[p->tensor - x->s->c->tensors]);
+        } else {
+            bl_hash_both(src->hash, NULL, data, g->nbytes, 0, 0, NULL);
         }
+        data += g->nbytes;
     }
     if (src->hash) {
-        bl_sha256_update(src->hash, t->data, t->nbytes);
         if (t->last) {
             uint8_t sha256[32];
             BL_TRY(bl_sha256_final(src->hash, sha256, err));

@@ -13,7 +13,7 @@
 #define MAX_TILE ((uint64_t)2 << 20)
 #define MIN_TILE ((uint64_t)1 << 20)
 #define HUGE_PAGE ((uint64_t)2 << 20)
-#define OPEN_LANES 4 /* for each worker */
+#define OPEN_LANES 4 /* for each worker, at most */
 
 /* Where a lane stands: what is dealt, and what went through in_order. */
 typedef struct cursor {
@@ -37,8 +37,8 @@ typedef struct run {
     cursor *cursors;
     sized *order;  /* [lanes], longest first */
     size_t *open; /* lanes that tiles are dealt from */
-    size_t open_count, open_max, next;
-    uint64_t tile, done, total;
+    size_t open_count, open_max, next, jobs;
+    uint64_t tile, dealt, done, total; /* bytes */
     uint8_t *buffers;
     uint64_t buffer_bytes, tile_room;
     bl_segment *segments;
@@ -91,18 +91,35 @@ static void cut(run *r, size_t lane, bl_tile *t, bl_segment *segments)
     c->dealt++;
 }
 
-/* The open lane with the fewest tiles on their way, which would wait for each other; among equal ones the one with most left. */
+/* Does so much of what is left lie in one lane that it must go on without a pause, or end after all others? */
+static bool is_long(const run *r, uint64_t left)
+{
+    return left >= (r->total - r->dealt) / r->jobs;
+}
+
+/* The open lane with the fewest tiles on their way, which would wait for each other. Among equal ones a long lane, the longest
+ * first; then the one nearest its end, so that files become complete one after the other. */
 static size_t choose(const run *r)
 {
     size_t best = 0;
     for (size_t i = 1; i < r->open_count; i++) {
         const cursor *c = &r->cursors[r->open[i]], *b = &r->cursors[r->open[best]];
         uint64_t mine = c->dealt - c->ordered, its = b->dealt - b->ordered;
-        if (mine < its || (mine == its && c->left > b->left)) {
+        bool more = c->left > b->left, either = is_long(r, c->left) || is_long(r, b->left);
+        if (mine < its || (mine == its && c->left != b->left && more == either)) {
             best = i;
         }
     }
     return best;
+}
+
+/* As many lanes as workers, and every long one. */
+static void open_lanes(run *r)
+{
+    while (r->next < r->s->lane_count && r->open_count < r->open_max &&
+           (r->open_count < r->jobs || is_long(r, r->order[r->next].bytes))) {
+        r->open[r->open_count++] = r->order[r->next++].lane;
+    }
 }
 
 /* Deal a tile to a worker; false when there are none left or the run is over. *turn is its place in its lane. */
@@ -110,13 +127,12 @@ static bool deal(run *r, int worker, bl_tile *t, uint64_t *turn)
 {
     bool got = false;
     pthread_mutex_lock(&r->lock);
-    while (r->open_count < r->open_max && r->next < r->s->lane_count) {
-        r->open[r->open_count++] = r->order[r->next++].lane;
-    }
+    open_lanes(r);
     if (r->status == BL_OK && r->open_count > 0) {
         size_t at = choose(r), lane = r->open[at];
         cut(r, lane, t, r->segments + (size_t)worker * MAX_SEGMENTS);
         *turn = r->cursors[lane].dealt - 1;
+        r->dealt += t->nbytes;
         if (r->cursors[lane].finished) {
             r->open[at] = r->open[--r->open_count];
         }
@@ -252,7 +268,8 @@ static bl_status allocate(run *r, int *jobs, bl_error *err)
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for %zu files", r->s->lane_count);
     }
     *jobs = plan_buffers(r, measure_lanes(r));
-    r->open_max = OPEN_LANES * (size_t)*jobs;
+    r->jobs = (size_t)*jobs;
+    r->open_max = OPEN_LANES * r->jobs;
     r->open = calloc(r->open_max, sizeof *r->open);
     r->segments = calloc((size_t)*jobs * MAX_SEGMENTS, sizeof *r->segments);
     r->buffers = new_buffers((uint64_t)*jobs * r->buffer_bytes);

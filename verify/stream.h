@@ -1,8 +1,9 @@
 /* The stream that every job over large files runs on: files are cut into tiles, several threads work on tiles at once, and
  * what needs a file's bytes in order (SHA-256, chunk digests) gets them in order, one thread at a time for each file.
  *
- * Lanes are begun in descending order of size and kept level, the longest first: what must be done in order runs on one CPU for
- * each lane, and a long lane begun late would leave the others idle.
+ * Lanes are begun in descending order of size, about as many at once as there are workers, and one that holds more than a worker's
+ * share of what is left comes first: what must be done in order runs on one CPU for each lane, and a long lane begun late would
+ * leave the others idle.
  *
  * A lane is one file: parts that follow each other without holes. A tile is a run of segments, each a piece of one part, cut
  * at multiples of the part's granule. Memory is one buffer for each thread, whatever the sizes of files and parts. */

@@ -3,6 +3,7 @@
 
 #include "tests/unit/scratch.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 enum { LANES = 7, PARTS = 9 };
@@ -154,33 +155,62 @@ static void test_failure_and_cancellation(void **state)
     free(w);
 }
 
+enum { MANY = 40 };
+
 typedef struct level {
-    uint64_t left[3];
+    pthread_mutex_t lock;
+    uint64_t left[MANY], size[MANY];
+    size_t first; /* lane of the first tile, MANY before it */
+    int begun, most;
 } level;
 
-static bl_status longest(void *arg, const bl_tile *t, bl_error *err)
+static bl_status note_begun(void *arg, const bl_tile *t, bl_error *err)
 {
     level *l = arg;
-    for (size_t i = 0; i < 3; i++) {
-        assert_true(l->left[t->lane] >= l->left[i]);
-    }
-    l->left[t->lane] -= t->nbytes;
+    pthread_mutex_lock(&l->lock);
+    l->first = l->first == MANY ? t->lane : l->first;
+    l->begun += t->offset == 0;
+    l->most = l->begun > l->most ? l->begun : l->most;
+    pthread_mutex_unlock(&l->lock);
     return BL_OK;
 }
 
-/* With one worker the lane with most left is always the next, so that all end together. */
+static bl_status note_ended(void *arg, const bl_tile *t, bl_error *err)
+{
+    level *l = arg;
+    pthread_mutex_lock(&l->lock);
+    l->left[t->lane] -= t->nbytes;
+    l->begun -= t->last;
+    pthread_mutex_unlock(&l->lock);
+    return BL_OK;
+}
+
+/* The longest lane is begun first, wherever it stands, and of many lanes few are unfinished at any time. */
 static void test_long_lanes_first(void **state)
 {
-    level l = {.left = {3 << 20, 40 << 20, 25 << 20}};
-    bl_part parts[3];
-    bl_lane lanes[3];
-    for (size_t i = 0; i < 3; i++) {
+    enum { JOBS = 3 };
+    level l = {.first = MANY};
+    bl_part parts[MANY];
+    bl_lane lanes[MANY];
+    pthread_mutex_init(&l.lock, NULL);
+    for (size_t i = 0; i < MANY; i++) {
+        l.size[i] = l.left[i] = i == MANY - 1 ? 90 << 20 : (6 << 20) + i;
         parts[i] = (bl_part){.nbytes = l.left[i], .granule = 1};
         lanes[i] = (bl_lane){.parts = &parts[i], .count = 1};
     }
-    bl_stream s = {.lanes = lanes, .lane_count = 3, .jobs = 1, .work = longest, .arg = &l};
-    expect_ok(bl_stream_run(&s, NULL), NULL);
-    assert_true(l.left[0] == 0 && l.left[1] == 0 && l.left[2] == 0);
+    for (int jobs = 1; jobs <= JOBS; jobs += JOBS - 1) {
+        memcpy(l.left, l.size, sizeof l.left);
+        l.first = MANY;
+        l.begun = l.most = 0;
+        bl_stream s = {.lanes = lanes, .lane_count = MANY, .jobs = jobs, .work = note_begun, .in_order = note_ended, .arg = &l};
+        expect_ok(bl_stream_run(&s, NULL), NULL);
+        for (size_t i = 0; i < MANY; i++) {
+            assert_int_equal(l.left[i], 0);
+        }
+        assert_true(jobs > 1 || l.first == MANY - 1);
+        assert_true(l.most <= 3 * jobs);
+    }
+    pthread_mutex_destroy(&l.lock);
 }
 
 static void test_nothing_to_do(void **state)
