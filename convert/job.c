@@ -121,7 +121,8 @@ static bool link_source(bl_job *j, const bl_plan_file *pf, const char *path)
 {
     const char *source = j->source->files[pf->source].path;
     unlink(path); /* an earlier run's */
-    if (linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
+    errno = EXDEV;
+    if (!j->source->archive && linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
         j->linked_files++;
         j->linked_bytes += pf->file_bytes;
         return true;

@@ -95,3 +95,12 @@ def test_damage_in_a_linked_file_is_found(baleen, source, tmp_path):
 def test_only_for_packed_models(baleen, source, tmp_path):
     r = baleen("convert", source, tmp_path / "p", "--to", "bf16", "--link")
     assert r.rc == 2 and "--to packed" in r.err
+
+
+def test_members_of_archives_are_copied(baleen, source, tmp_path):
+    import tarfile
+    with tarfile.open(tmp_path / "s.tar", "w") as t:
+        t.add(source, "s")
+    r = baleen("convert", tmp_path / "s.tar", tmp_path / "p", "--to", "packed", "--link")
+    assert r.rc == 0 and "is copied" in r.err
+    assert baleen("verify", tmp_path / "p", "--against", source).rc == 0
