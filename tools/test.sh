@@ -45,9 +45,9 @@ run_meson() { # BUILD_DIR [meson test arguments]
 # A virtual environment with the packages the python tests use; skipped loudly where PyPI cannot be reached.
 venv=build-venv
 make_venv() {
-    [ -x $venv/bin/python ] && $venv/bin/python -c 'import numpy, pytest, safetensors, ml_dtypes, tokenizers' 2>/dev/null && return 0
+    [ -x $venv/bin/python ] && $venv/bin/python -c 'import numpy, pytest, xdist, safetensors, ml_dtypes, tokenizers' 2>/dev/null && return 0
     rm -rf $venv
-    python3 -m venv $venv && $venv/bin/pip install -q --disable-pip-version-check numpy pytest pytest-timeout safetensors ml_dtypes tokenizers
+    python3 -m venv $venv && $venv/bin/pip install -q --disable-pip-version-check numpy pytest pytest-timeout pytest-xdist safetensors ml_dtypes tokenizers
 }
 
 run_pytest() { # BUILD_DIR
@@ -56,7 +56,7 @@ run_pytest() { # BUILD_DIR
         skipped=$((skipped + 1))
         return
     fi
-    BL_BUILD=$PWD/$1 $venv/bin/python -m pytest -q -rs tests/py -p no:cacheprovider > "$1/pytest.log" 2>&1
+    BL_BUILD=$PWD/$1 $venv/bin/python -m pytest -q -rs tests/py -p no:cacheprovider -n auto --dist loadfile > "$1/pytest.log" 2>&1
     status=$?
     cat "$1/pytest.log"
     summary=" $(tail -1 "$1/pytest.log")"
