@@ -231,7 +231,7 @@ static int plan_buffers(run *r, uint64_t granule)
 {
     const bl_stream *s = r->s;
     int jobs = s->jobs > 0 ? s->jobs : 2 * bl_cpus_available();
-    jobs = s->jobs <= 0 && jobs < 4 ? 4 : jobs;
+    jobs = s->jobs <= 0 && jobs < 8 ? 8 : jobs;
     uint64_t most = r->total / MIN_TILE + 1; /* no more threads than there are tiles */
     jobs = (uint64_t)jobs > most ? (int)most : jobs;
     for (uint64_t tile = MAX_TILE;; tile /= 2) {
