@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 typedef struct binder {
     const bl_checkpoint *c;
     bl_binding *out;

@@ -43,8 +43,7 @@ typedef struct bl_binding {
     size_t fp8, fp4; /* weights (tables aside) in these forms */
     size_t missing;  /* slots without a usable tensor */
     bl_generation generation;
-    int block;         /* edge of the fp8 blocks */
-    size_t f32_scaled; /* fp8 weights with F32 scales: exact only where those are powers of two (verify/scales.h) */
+    int block; /* edge of the fp8 blocks */
 } bl_binding;
 
 /* Fill every slot of c's config; of an earlier generation, whose config calls for nothing, give every tensor its role

@@ -254,7 +254,6 @@ static bl_status judge(deriver *d, item *i, size_t fits)
     bl_binding *b = d->out;
     b->fp8 += w.form == BL_FORM_FP8;
     b->fp4 += w.form == BL_FORM_FP4;
-    b->f32_scaled += bl_weight_f32_scaled(&w);
     b->weights[b->count++] = w;
     return BL_OK;
 }

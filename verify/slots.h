@@ -32,8 +32,7 @@ typedef enum bl_cut {
 typedef enum bl_slot_group {
     BL_GROUP_MODEL = 0,
     BL_GROUP_DSPARK, /* draft layers: mtp.*, and what an earlier generation has behind its last layer */
-    BL_GROUP_VISION, /* vision.*, aligner.*, image_* */
-    BL_GROUPS
+    BL_GROUP_VISION  /* vision.*, aligner.*, image_* */
 } bl_slot_group;
 
 typedef struct bl_slot {
