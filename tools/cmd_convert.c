@@ -21,8 +21,9 @@ static const char details[] =
     "               names, shards and config.json as released. A block gets the smallest power of two under which nothing in it\n"
     "               saturates; under --scale-hints it keeps the scale it had wherever that loses nothing, so that what was not\n"
     "               trained returns byte for byte. NaN and infinity are refused, -0 keeps its sign, blocks of zeros get the\n"
-    "               released quantisers' scale. --experts fp8 gives experts fp8 codes with a scale per 32x32 block instead: from fp4 codes\n"
-    "               exactly or not at all, naming the block; so does --fp8-block with fp8 codes. What is not in SRC (draft layers, vision) is left out and config.json says so.\n"
+    "               released quantisers' scale. --experts fp8 gives experts fp8 codes with a scale per 32x32 block instead: from\n"
+    "               fp4 codes exactly or not at all, naming the block; so does --fp8-block with fp8 codes. What is not in SRC\n"
+    "               (draft layers, vision) is left out and config.json says so.\n"
     "  --to packed  a packed model for serving: codes as they are, one file a layer, experts stacked, manifests with\n"
     "               digests of every 8 MiB. Everything is kept unless --drop names it.\n"
     "               --tp, --ep and --pp spread it over ranks: pp stages of max(tp, ep) ranks, a folder for each. Every rank\n"
@@ -357,18 +358,19 @@ int cmd_convert(int argc, char **argv)
         }
         o.drop = keep ? o.drop & ~bits : bits;
     }
-    if ((rc = read_rank_options(&c, &ranks, &o)) >= 0) {
-        free(ranks.stage_layers);
-        return rc;
-    }
     if (jobs < 0 || jobs > 1024) {
         return cli_usage_error(&c, "--jobs takes 1 to 1024");
     }
     if (o.shard_size == 0) {
         return cli_usage_error(&c, "--shard-size must be above 0");
     }
+    if ((rc = read_rank_options(&c, &ranks, &o)) >= 0) {
+        free(ranks.stage_layers);
+        return rc;
+    }
     if (layers && !parse_layers(layers, &list, &o.layer_count)) {
         free(list);
+        free(ranks.stage_layers);
         return cli_usage_error(&c, "--layers takes numbers and ranges such as 0-3,7");
     }
     o.layers = list;
