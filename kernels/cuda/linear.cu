@@ -131,7 +131,6 @@ template <> struct raw<BL_W_FP4> {
     }
 };
 
-
 /* The chains of one segment that begins at k0. */
 template <int NT, bool SMALL>
 __device__ __forceinline__ void segment_fp8(float c[NT][4], const raw<BL_W_FP8> &w, const uint16_t *const x[NT], int k0, int cols)

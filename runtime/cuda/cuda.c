@@ -39,7 +39,6 @@ static bl_status reserve(bl_cuda *c, const buffer *list, size_t n, bl_error *err
 {
     uint64_t total = 0;
     for (size_t i = 0; i < n; i++) total += line(list[i].bytes);
-    c->memory_bytes = total;
     if (!(c->memory = bl_cuda_alloc(&c->base, total)))
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for working buffers of %llu bytes", (unsigned long long)total);
     BL_TRY(bl_cuda_check(cudaMemsetAsync(c->memory, 0, total, c->stream), "clearing working buffers", err));

@@ -53,7 +53,6 @@ typedef struct bl_cuda {
     int64_t longest; /* bound of the entries of a sequence, a power of two */
     cuda_graph *graphs, *graph; /* all; the one being recorded or repeated */
     int graph_count;
-    size_t graph_nodes; /* of the last one recorded */
     uint8_t *host_rows, *device_rows; /* gathered Engram rows of each table: [max_tokens * columns] codes, then scales */
     uint64_t rows_bytes;              /* of one table */
     float *host_logits, *device_logits; /* [wanted, vocab]; grown */
@@ -62,7 +61,6 @@ typedef struct bl_cuda {
 
     /* scratch for max_tokens tokens; device */
     uint8_t *memory;
-    uint64_t memory_bytes;
     uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
     uint16_t *up, *gate, *act, *out, *shared_up, *shared_gate, *shared_act, *shared_out, *x_rounded;
     float *attend_scores;

@@ -72,7 +72,6 @@ bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
     if (!g->exec) {
         BL_TRY(bl_cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a pass", err));
         const cudaError_t e = cudaGraphInstantiate(&g->exec, graph, 0);
-        if (e == cudaSuccess) cudaGraphGetNodes(graph, NULL, &c->graph_nodes);
         cudaGraphDestroy(graph);
         BL_TRY(bl_cuda_check(e, "recording a pass", err));
     }
