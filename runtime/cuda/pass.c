@@ -130,6 +130,7 @@ static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
     if (!table) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the table of experts");
     for (int i = 0; i < w->layer_count; i++)
         for (size_t e = 0; e < each; e++) table[(size_t)i * each + e] = addresses(&w->layers[i].experts[e]);
+    c->known = NULL;
     bl_cuda_release(&c->base, c->experts);
     c->experts = bl_cuda_alloc(&c->base, n * sizeof *table);
     if (c->experts) bl_cuda_upload(&c->base, c->experts, table, n * sizeof *table);
