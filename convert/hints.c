@@ -136,6 +136,11 @@ static bl_status find_weight(bl_hints *h, const bl_weight *want, bl_view *out, b
     return BL_OK;
 }
 
+const bl_checkpoint *bl_hints_source(const bl_hints *h)
+{
+    return h->c;
+}
+
 bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, bl_error *err)
 {
     *found = 0;

@@ -11,6 +11,9 @@ bl_status bl_hints_open(bl_hints **out, const char *path, bl_error *err);
 /* Nulls *h; NULL is fine. */
 void bl_hints_close(bl_hints **h);
 
+/* What they come from; borrowed. */
+const bl_checkpoint *bl_hints_source(const bl_hints *h);
+
 /* Look up the scale of every weight that plan encodes. A scale of another shape or for another kind of codes than the plan's is
  * BL_E_INPUT, naming both; so are hints that know none of the weights. *found: how many weights have one. */
 bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, bl_error *err);

@@ -19,9 +19,8 @@ static void add_number(bl_sha256 *h, uint64_t n)
 }
 
 /* Config, headers, and of each file size and time of the last change: hashing all of it again would take as long as the job. */
-static void identify_source(const bl_job *j, bl_sha256 *h)
+static void identify(const bl_checkpoint *c, bl_sha256 *h)
 {
-    const bl_checkpoint *c = j->source;
     bl_sha256_update(h, c->config.text, c->config.text_bytes);
     for (size_t i = 0; i < c->file_count; i++) {
         struct stat st = {0};
@@ -61,7 +60,10 @@ static void identify_plan(const bl_job *j, bl_sha256 *h)
     add_number(h, o->no_hints);
     add_number(h, o->fp4_ties);
     add_number(h, o->canonical_zero);
-    add_text(h, o->scale_hints ? o->scale_hints : "");
+    add_number(h, j->hints != NULL);
+    if (j->hints) {
+        identify(bl_hints_source(j->hints), h);
+    }
     add_number(h, o->layer_count);
     for (size_t i = 0; i < o->layer_count; i++) {
         add_number(h, (uint64_t)o->layers[i]);
@@ -78,7 +80,7 @@ bl_status bl_job_journal(bl_job *j, bl_error *err)
     uint8_t source[32], plan[32];
     bl_sha256 *h;
     BL_TRY(bl_sha256_create(&h, err));
-    identify_source(j, h);
+    identify(j->source, h);
     bl_status s = bl_sha256_final(h, source, err);
     identify_plan(j, h);
     if (s == BL_OK) {

@@ -67,6 +67,20 @@ def test_any_death(nano, cast, tmp_path, to, how, extra):
     assert kept > 0 or KILLS < 8
 
 
+def test_other_hints_are_another_job(cast, tmp_path):
+    """Under the same path, or found beside the source: what is half encoded must not go on under other scales."""
+    source = tmp_path / "source"
+    shutil.copytree(cast, source)
+    half_done(source, tmp_path, "released", "--resume")
+    kept = source / "scales.source.st"
+    os.utime(kept, ns=(1, 1))
+    for change in (lambda: None, kept.unlink):
+        change()
+        r = run("baleen", *convert(source, tmp_path / "out", "released", "--resume"))
+        assert r.rc == 2 and "other options" in r.err and r.err.count("\n") == 1, (r.rc, r.err)
+    assert (tmp_path / "out.partial").exists() and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("to", TO)
 def test_nothing_is_believed_without_its_digest(nano, whole, tmp_path, to):
     """Size and times of a finished file say nothing; neither does a damaged journal."""
