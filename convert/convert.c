@@ -266,6 +266,28 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->source_ranks = j->source->manifest ? j->source->manifest->layout.ranks : 0;
 }
 
+/* Refuse a folder that would lie in the source: a proven model would hold what its SHA256SUMS does not list. */
+static bl_status check_place(const char *src, const char *dst, bl_error *err)
+{
+    char *plain = bl_folder_plain(dst), *slash = plain ? strrchr(plain, '/') : NULL;
+    if (!plain) {
+        return bl_fail(err, BL_E_NOMEM, dst, NULL, -1, "out of memory");
+    }
+    if (slash) {
+        slash[slash == plain] = 0;
+    }
+    char *from = realpath(src, NULL), *parent = realpath(slash ? plain : ".", NULL);
+    size_t n = from ? strlen(from) : 0;
+    bl_status s = BL_OK;
+    if (from && parent && strncmp(parent, from, n) == 0 && (parent[n] == 0 || parent[n] == '/')) {
+        s = bl_fail(err, BL_E_USAGE, dst, NULL, -1, "lies in the source '%.300s'", src);
+    }
+    free(plain);
+    free(from);
+    free(parent);
+    return s;
+}
+
 static bl_status open_source(bl_job *j, const char *src, const char *dst, bl_error *err)
 {
     char *spill = bl_archive_spill(dst);
@@ -281,6 +303,7 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_job j = {.o = o};
     double start = now();
     *report = (bl_convert_report){0};
+    BL_TRY(check_place(src, dst, err));
     BL_TRY(open_source(&j, src, dst, err));
     pthread_mutex_init(&j.lock, NULL);
     bl_status s = make_plan(&j, report, err);

@@ -476,3 +476,14 @@ def test_a_signal_leaves_nothing(tmp_path, sig):
     _, err = child.communicate(timeout=60)
     assert child.returncode == 4 and err.count("\n") == 1
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("where", ["in", "rank-0000/in", "../pk/in"])
+def test_a_destination_in_the_source_is_refused(baleen, tmp_path, where):
+    """A proven model must not come to hold what its SHA256SUMS does not list."""
+    packed = tmp_path / "pk"
+    assert baleen("convert", DEMO, packed, "--to", "packed").rc == 0
+    for args in (["convert", packed, packed / where, "--to", "bf16"], ["merge", packed, packed / where]):
+        r = baleen(*args)
+        assert r.rc == 2 and r.err.count("\n") == 1 and "lies in the source" in r.err, (r.rc, r.err)
+    assert baleen("verify", packed).rc == 0
