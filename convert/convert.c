@@ -174,6 +174,7 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
         }
     }
     BL_TRY(bl_job_stream(j, err));
+    BL_TRY(bl_job_recorded(j, err));
     BL_TRY(bl_job_extras(j, err));
     BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : bl_job_index(j, err));
     const char *path = bl_job_path(j, BL_SUMS_NAME);
@@ -200,7 +201,8 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
     }
     BL_TRY(check_space(j, dst, err));
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
-                                   j->plan.target == BL_TO_PACKED && !j->o->no_digests, j->o->cpu, &j->arena, err);
+                                   (j->plan.target == BL_TO_PACKED || j->source->rank_count) && !j->o->no_digests, j->o->cpu,
+                                   &j->arena, err);
     if (s == BL_OK && encodes(j)) {
         s = open_encoder(j, err);
     }

@@ -69,6 +69,9 @@ bl_status bl_job_journal(bl_job *j, bl_error *err);
 /* Find out which files an earlier run finished: those in the journal whose bytes still have the digest noted there. Their chunk and
  * value digests are computed on the way. Everything else in the folder is removed. */
 bl_status bl_job_prove(bl_job *j, bl_error *err);
+/* Hold all that was read from a packed model against the value digests that its manifests record; BL_E_INPUT, naming the tensor,
+ * where they differ. What is encoded is not held. After bl_job_stream. */
+bl_status bl_job_recorded(bl_job *j, bl_error *err);
 /* config.json, config.source.json, tokenizer files. */
 bl_status bl_job_extras(bl_job *j, bl_error *err);
 /* model.safetensors.index.json. */

@@ -92,8 +92,10 @@ static bl_status check(const bl_producer *p, const bl_view *v, bool scale, uint6
                    "%s: the tensor is damaged (verify lists all damage)", f.what);
 }
 
-static bl_status cast_segment(bl_producer *p, const bl_view *v, const bl_segment *g, const bl_tile *t, uint8_t *dst, bl_error *err)
+static bl_status cast_segment(bl_producer *p, const bl_plan_tensor *pt, size_t member, const bl_segment *g, const bl_tile *t,
+                              uint8_t *dst, bl_error *err)
 {
+    const bl_view view = bl_plan_view(pt, member), made = bl_plan_made(pt, member), *v = &view;
     uint64_t out_row = 2 * bl_weight_cols(&v->w), in_row = bl_weight_row_bytes(&v->w);
     bl_rows r = {.view = v, .row = g->offset / out_row, .rows = g->nbytes / out_row};
     uint64_t at = r.row * in_row, n = r.rows * in_row;
@@ -102,7 +104,8 @@ static bl_status cast_segment(bl_producer *p, const bl_view *v, const bl_segment
     BL_TRY(check(p, v, false, at, r.codes, n, err));
     BL_TRY(bl_values_scale(&p->values, &r, scratch, err));
     bl_values_decode(&p->values, &r, 0, r.rows, (uint16_t *)(void *)dst);
-    return BL_OK;
+    return p->digest ? bl_values_add(&p->values, &made, false, g->offset, g->nbytes, dst, scratch, &p->sums[pt->members[member].sum], err)
+                     : BL_OK;
 }
 
 /* Bytes of a segment that the source has; what follows is padding. */
@@ -179,8 +182,8 @@ bl_status bl_produce_digest(bl_producer *p, const bl_tile *t, bl_error *err)
         const bl_segment *g = &t->segments[i];
         const bl_piece *piece = piece_of(p, t, g);
         const bl_plan_tensor *pt = piece->tensor;
-        bl_view v = pt ? bl_plan_view(pt, piece->member) : (bl_view){0};
-        uint64_t n = pt && !pt->cast && !pt->encode ? held_bytes(&v, pt->scale, g) : 0;
+        bl_view v = pt ? bl_plan_made(pt, piece->member) : (bl_view){0};
+        uint64_t n = pt && !pt->encode ? held_bytes(&v, pt->scale, g) : 0;
         if (n) {
             BL_TRY(bl_values_add(&p->values, &v, pt->scale, g->offset, n, data, after_source(t, g->nbytes),
                                  &p->sums[pt->members[piece->member].sum], err));
@@ -205,7 +208,7 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
         } else if (!is_late(piece)) {
             const bl_plan_tensor *pt = piece->tensor;
             bl_view v = bl_plan_view(pt, piece->member);
-            BL_TRY(pt->cast ? cast_segment(p, &v, g, t, dst, err)
+            BL_TRY(pt->cast ? cast_segment(p, pt, piece->member, g, t, dst, err)
                             : copy_segment(p, &v, pt->scale, pt->members[piece->member].sum, g, t, dst, err));
         }
         dst += g->nbytes;

@@ -6,8 +6,8 @@
 static const char details[] =
     "Every tensor comes back under its released name, byte for byte: parts are put together, experts unstacked, padding of the\n"
     "vocabulary and of Engram tables left out. config.json is that of the packed model, which is that of its source unless\n"
-    "something was dropped. What several ranks hold is read from the first. The source\n"
-    "is taken as it stands: run 'baleen verify SRC' first, which proves it by its digests and that ranks agree.\n"
+    "something was dropped. What several ranks hold is read from the first and held\n"
+    "against its value digest; 'baleen verify SRC' proves that the others agree.\n"
     "All ranks must be there. DST appears complete or not at all; it must not exist or be an empty folder.\n";
 
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)

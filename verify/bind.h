@@ -78,6 +78,8 @@ uint64_t bl_weight_scale_rows(const bl_weight *w);
 uint64_t bl_weight_cols(const bl_weight *w);
 uint64_t bl_weight_rows(const bl_weight *w);
 bl_value_class bl_weight_class(const bl_weight *w);
+/* The value digest that the manifest of a packed model records for what w holds; false when there is none. */
+bool bl_weight_recorded(const bl_checkpoint *c, const bl_weight *w, bl_digest *out);
 /* The whole of a slot. */
 bl_rect bl_slot_rect(const bl_slot *s);
 

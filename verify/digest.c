@@ -26,6 +26,16 @@ bl_digest bl_sum_digest(bl_sum s)
     return d;
 }
 
+bl_sum bl_digest_sum(bl_digest d)
+{
+    bl_sum s = {0};
+    for (int i = 0; i < 8; i++) {
+        s.hi = s.hi << 8 | d.b[i];
+        s.lo = s.lo << 8 | d.b[8 + i];
+    }
+    return s;
+}
+
 static void add_unit(bl_sum *s, const void *unit, size_t n, uint64_t index)
 {
     XXH128_hash_t h = XXH3_128bits_withSeed(unit, n, index);

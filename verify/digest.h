@@ -39,6 +39,7 @@ typedef struct bl_sum {
 
 void bl_sum_add(bl_sum *s, bl_sum x);
 bl_digest bl_sum_digest(bl_sum s);
+bl_sum bl_digest_sum(bl_digest d);
 
 /* Where a piece of a matrix lies in the whole, for the indexes of its tiles. */
 typedef struct bl_tiles {

@@ -395,10 +395,8 @@ static void compare_values(scanner *x)
     const bl_scan *s = x->s;
     for (size_t i = 0; s->c->rank_count && i < s->binding->count; i++) {
         const bl_weight *w = &s->binding->weights[i];
-        const bl_manifest_tensor *m = bl_checkpoint_record(s->c, w->tensor);
-        size_t at = m && m->tensor.ndim > w->slot->ndim ? (size_t)w->slot->expert - m->start[0] : 0;
-        bl_digest have = bl_sum_digest(s->sums[i]);
-        if (s->broken[i] || !m || at >= m->value_count || bl_digest_equal(&have, &m->values[at])) {
+        bl_digest have = bl_sum_digest(s->sums[i]), recorded;
+        if (s->broken[i] || !bl_weight_recorded(s->c, w, &recorded) || bl_digest_equal(&have, &recorded)) {
             continue;
         }
         s->broken[i] = true;

@@ -82,3 +82,14 @@ bl_value_class bl_weight_class(const bl_weight *w)
     bool matrix = w->slot->ndim == 2 && bf16 && w->slot->shape[1] <= BL_VALUE_MAX_COLS;
     return matrix ? BL_VALUE_MATRIX : BL_VALUE_BYTES;
 }
+
+bool bl_weight_recorded(const bl_checkpoint *c, const bl_weight *w, bl_digest *out)
+{
+    const bl_manifest_tensor *m = bl_checkpoint_record(c, w->tensor);
+    size_t at = m && m->tensor.ndim > w->slot->ndim ? (size_t)w->slot->expert - m->start[0] : 0;
+    if (!m || at >= m->value_count) {
+        return false;
+    }
+    *out = m->values[at];
+    return true;
+}

@@ -161,3 +161,29 @@ def test_damage_is_not_merged(baleen, source, tmp_path):
     r = baleen("merge", tmp_path / "p", tmp_path / "m")
     assert r.rc == 3 and "rank-0001/layer-03.safetensors" in r.err and "layers.3.attn.wo_b.weight" in r.err
     assert f"offset {t['offset'] + 5}" in r.err or str(t["offset"] + 5) in r.err
+
+
+@pytest.mark.parametrize("layout", [[], ["--tp", "2", "--pp", "2"]])
+def test_damage_gets_no_new_digests(baleen, source, tmp_path, layout):
+    """A flipped bit of a packed model must not come out of merge or convert with digests that fit it."""
+    packed = tmp_path / "packed"
+    assert baleen("convert", source, packed, "--to", "packed", *layout).rc == 0
+    files = sorted(packed.glob("rank-*/layer-*.safetensors"))
+    assert files
+    for path in (files[0], files[-1]):
+        whole = path.read_bytes()
+        header = 8 + int.from_bytes(whole[:8], "little")
+        at = header + (len(whole) - header) // 3
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        for args in (["merge"], ["convert", "--to", "bf16"], ["convert", "--to", "packed"], ["convert", "--to", "packed", "--tp", "2"]):
+            r = baleen(args[0], packed, tmp_path / "out", *args[1:])
+            if r.rc == 0 and path != files[0] and layout:  # a copy that is not read
+                assert baleen("verify", tmp_path / "out", "--against", source).rc == 0
+                shutil.rmtree(tmp_path / "out")
+                continue
+            assert r.rc == 3 and r.err.count("\n") == 1 and "value digest" in r.err and "layers." in r.err, (args, r.rc, r.err)
+            assert not (tmp_path / "out").exists()
+        path.write_bytes(whole)
+    for args in (["merge"], ["convert", "--to", "bf16"], ["convert", "--to", "packed", "--tp", "2"]):
+        out = tmp_path / ("out" + args[-1])
+        assert baleen(args[0], packed, out, *args[1:]).rc == 0
