@@ -2,6 +2,7 @@
 #include "convert/job.h"
 #include "convert/rewrite.h"
 
+#include "formats/names.h"
 #include "verify/companions.h"
 
 #include <errno.h>
@@ -12,12 +13,7 @@
 
 static const char *source_path(bl_job *j, const char *name)
 {
-    size_t n = strlen(j->source->path) + strlen(name) + 2;
-    char *path = bl_arena_alloc(&j->arena, n);
-    if (path) {
-        snprintf(path, n, "%s/%s", j->source->path, name);
-    }
-    return path;
+    return bl_path_join(&j->arena, j->source->path, name);
 }
 
 /* Copy a file of the source; *found tells whether it is there. */
@@ -82,17 +78,10 @@ bl_status bl_job_extras(bl_job *j, bl_error *err)
     return BL_OK;
 }
 
-/* Names need no escapes beyond these: bl_st_read refuses control bytes. */
 static void put_name(FILE *f, const char *name)
 {
-    fputc('"', f);
-    for (const char *p = name; *p; p++) {
-        if (*p == '"' || *p == '\\') {
-            fputc('\\', f);
-        }
-        fputc(*p, f);
-    }
-    fputc('"', f);
+    char quoted[6 * BL_MAX_NAME + 2];
+    fwrite(quoted, 1, bl_json_quote(quoted, name), f);
 }
 
 static int by_name(const void *a, const void *b)

@@ -1,5 +1,7 @@
 #include "convert/job.h"
 
+#include "formats/names.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,12 +11,7 @@
 
 const char *bl_job_path(bl_job *j, const char *name)
 {
-    size_t n = strlen(j->folder) + strlen(name) + 2;
-    char *path = bl_arena_alloc(&j->arena, n);
-    if (path) {
-        snprintf(path, n, "%s/%s", j->folder, name);
-    }
-    return path;
+    return bl_path_join(&j->arena, j->folder, name);
 }
 
 static bl_status nomem(bl_error *err)

@@ -2,6 +2,7 @@
 
 #include "formats/foreign.h"
 #include "formats/json.h"
+#include "formats/names.h"
 #include "verify/companions.h"
 
 #include <stdio.h>
@@ -12,16 +13,6 @@
 static bl_status nomem(bl_error *err)
 {
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the config");
-}
-
-static const char *path_in(const bl_checkpoint *c, const char *name, bl_arena *arena)
-{
-    size_t n = strlen(c->path) + strlen(name) + 2;
-    char *path = bl_arena_alloc(arena, n);
-    if (path) {
-        snprintf(path, n, "%s/%s", c->path, name);
-    }
-    return path;
 }
 
 static bool is_among(bl_json key, const char *const *names)
@@ -178,7 +169,7 @@ static bl_status from_own(const bl_checkpoint *c, bl_arena *arena, bl_restored *
 
 bl_status bl_config_restore(const bl_checkpoint *c, bl_arena *arena, bl_restored *out, bl_error *err)
 {
-    const char *own = path_in(c, "config.json", arena), *kept = path_in(c, "config.source.json", arena);
+    const char *own = bl_path_join(arena, c->path, "config.json"), *kept = bl_path_join(arena, c->path, "config.source.json");
     *out = (bl_restored){.config = c->config, .path = own};
     if (!own || !kept) {
         return nomem(err);

@@ -4,6 +4,7 @@
 #include "convert/synth_shape.h"
 #include "convert/synth_tokenizer.h"
 #include "convert/writer.h"
+#include "formats/names.h"
 #include "verify/stream.h"
 
 #include <pthread.h>
@@ -120,12 +121,7 @@ static bl_status deal(synth *y, bl_error *err)
 
 static const char *path_of(synth *y, const char *name)
 {
-    size_t n = strlen(bl_folder_files(y->folder)) + strlen(name) + 2;
-    char *path = bl_arena_alloc(&y->arena, n);
-    if (path) {
-        snprintf(path, n, "%s/%s", bl_folder_files(y->folder), name);
-    }
-    return path;
+    return bl_path_join(&y->arena, bl_folder_files(y->folder), name);
 }
 
 static bl_status small_file(synth *y, const char *name, const char *text, size_t n, bl_error *err)

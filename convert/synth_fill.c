@@ -1,5 +1,6 @@
 #include "convert/synth_fill.h"
 
+#include "formats/names.h"
 #include "kernels/cast.h"
 
 #include <math.h>
@@ -70,12 +71,6 @@ static const struct spread {
     {".bias", 0, 0.1f, false},
 };
 
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && !strcmp(s + n - m, tail);
-}
-
 static uint64_t width(const bl_slot *s)
 {
     return s->ndim == 1 ? s->shape[0] : s->shape[1];
@@ -104,7 +99,7 @@ bl_synth_source bl_synth_source_of(const bl_slot *s, bool scale, uint64_t seed, 
         d = (struct spread){NULL, 0, 4, false}; /* a dominant residual keeps end-to-end comparisons well conditioned */
     } else {
         for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++) {
-            if (ends_with(s->name, spreads[i].tail)) {
+            if (bl_ends_with(s->name, spreads[i].tail)) {
                 d = spreads[i];
                 break;
             }

@@ -1,6 +1,7 @@
 #include "formats/archives.h"
 
 #include "formats/json.h"
+#include "formats/names.h"
 #include "formats/output.h"
 
 #include <archive.h>
@@ -128,27 +129,16 @@ static const char *plain_name(const char *name, const char **why)
     return name;
 }
 
-static bool ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n > m && strcmp(s + n - m, tail) == 0;
-}
-
 static bool is_weights(const char *name)
 {
-    return ends_with(name, ".safetensors") || ends_with(name, ".st");
-}
-
-static char *join(const char *folder, const char *name)
-{
-    char *path;
-    return asprintf(&path, "%s/%s", folder, name) < 0 ? NULL : path;
+    return bl_ends_with(name, ".safetensors") || bl_ends_with(name, ".st");
 }
 
 /* Create the member's file, and the folders above it. */
 static bl_status create(const opener *x, const char *name, int *fd)
 {
-    char *path = join(x->a->folder, name);
+    bl_arena arena = {0};
+    char *path = bl_path_join(&arena, x->a->folder, name);
     if (!path) {
         return nomem(x);
     }
@@ -162,7 +152,7 @@ static bl_status create(const opener *x, const char *name, int *fd)
     bl_status s = *fd >= 0      ? BL_OK
                   : e == EEXIST || e == ENOTDIR || e == EISDIR ? refuse(x, name, "occurs twice in the archive")
                                 : bl_fail_errno(x->err, e, 0, path, "cannot create");
-    free(path);
+    bl_arena_reset(&arena);
     return s;
 }
 
@@ -262,7 +252,7 @@ static bl_status add_member(opener *x, const char *name, uint64_t base, uint64_t
 
 static bl_status weights(opener *x, struct archive_entry *e, const char *name, int fd)
 {
-    if (ends_with(name, ".safetensors") && is_range(x, e)) {
+    if (bl_ends_with(name, ".safetensors") && is_range(x, e)) {
         uint64_t base = (uint64_t)archive_filter_bytes(x->r, 0), size = (uint64_t)archive_entry_size(e), all = bl_file_size(x->a->file);
         if (base > all || size > all - base) {
             return refuse(x, name, "ends beyond the archive: a truncated download?");
@@ -395,7 +385,8 @@ const char *bl_archive_root(const bl_archive *a)
 
 bl_status bl_archive_file(const bl_archive *a, const char *name, bl_file **out, bl_error *err)
 {
-    char *path = join(a->root, name);
+    bl_arena arena = {0};
+    char *path = bl_path_join(&arena, a->root, name);
     if (!path) {
         return bl_fail(err, BL_E_NOMEM, a->path, NULL, -1, "out of memory");
     }
@@ -410,7 +401,7 @@ bl_status bl_archive_file(const bl_archive *a, const char *name, bl_file **out, 
     if (s == BL_OK && !*out) {
         s = bl_file_open(out, path, err);
     }
-    free(path);
+    bl_arena_reset(&arena);
     return s;
 }
 

@@ -3,6 +3,7 @@
 #include "formats/checkpoint_build.h"
 #include "formats/foreign.h"
 #include "formats/json.h"
+#include "formats/names.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -51,13 +52,7 @@ bl_status bl_build_report(bl_build *b, const char *path, const char *tensor, int
 
 const char *bl_build_path(bl_build *b, const char *folder, const char *name)
 {
-    size_t n = strlen(folder), m = strlen(name);
-    bool slash = n > 0 && folder[n - 1] != '/';
-    char *p = bl_arena_alloc(&b->c->arena, n + m + 2);
-    if (p) {
-        snprintf(p, n + m + 2, "%s%s%s", folder, slash ? "/" : "", name);
-    }
-    return p;
+    return bl_path_join(&b->c->arena, folder, name);
 }
 
 bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_header *h, uint32_t *index,
@@ -192,8 +187,7 @@ bool bl_build_name_ok(const char *name, size_t n)
 
 static bool is_safetensors(const char *name)
 {
-    size_t n = strlen(name), m = strlen(".safetensors");
-    return name[0] != '.' && n > m && strcmp(name + n - m, ".safetensors") == 0;
+    return name[0] != '.' && bl_ends_with(name, ".safetensors");
 }
 
 bl_status bl_build_list(bl_build *b, const char *folder, const char ***names, size_t *count)

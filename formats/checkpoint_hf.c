@@ -2,6 +2,7 @@
 #include "formats/checkpoint_build.h"
 #include "formats/foreign.h"
 #include "formats/json.h"
+#include "formats/names.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -188,11 +189,7 @@ static bl_status choose_shards(folder *f)
 /* N of a name that ends in "-of-N.safetensors"; 0 for others. */
 static uint64_t of_count(const char *name)
 {
-    size_t n = strlen(name), m = strlen(".safetensors");
-    if (n <= m || strcmp(name + n - m, ".safetensors") != 0) {
-        return 0;
-    }
-    size_t end = n - m, p = end;
+    size_t end = bl_stem(name, ".safetensors"), p = end;
     uint64_t count = 0;
     while (p > 0 && name[p - 1] >= '0' && name[p - 1] <= '9' && end - p < 10) {
         p--;

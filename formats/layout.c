@@ -1,6 +1,8 @@
 /* safetensors for writing: places of the tensors and the text of the header. */
 #include "formats/safetensors.h"
 
+#include "formats/names.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,18 +37,7 @@ static void put_u64(sink *s, uint64_t u)
 
 static void put_string(sink *s, const char *text)
 {
-    put_text(s, "\"");
-    for (const char *p = text; *p; p++) {
-        char escape[8];
-        if (*p == '"' || *p == '\\') {
-            put(s, escape, (size_t)snprintf(escape, sizeof escape, "\\%c", *p));
-        } else if ((unsigned char)*p < 0x20) {
-            put(s, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned char)*p));
-        } else {
-            put(s, p, 1);
-        }
-    }
-    put_text(s, "\"");
+    s->n += bl_json_quote(s->buf ? s->buf + s->n : NULL, text);
 }
 
 static void put_tensor(sink *s, const bl_tensor *t, uint64_t begin)

@@ -1,5 +1,6 @@
 #include "tools/parity.h"
 
+#include "formats/names.h"
 #include "formats/output.h"
 #include "formats/safetensors.h"
 
@@ -105,17 +106,11 @@ static int64_t row_elements(const bl_hook_value *v)
     return n;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    const size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
-}
-
 /* Inputs and selections; what an operation computed from them (routing, table rows) is its own. */
 static bool injected(const char *name)
 {
-    return ends_with(name, ".in") || ends_with(name, ".out") || ends_with(name, ".pre_in") || ends_with(name, ".pre_out") ||
-           ends_with(name, ".selected");
+    return bl_ends_with(name, ".in") || bl_ends_with(name, ".out") || bl_ends_with(name, ".pre_in") || bl_ends_with(name, ".pre_out") ||
+           bl_ends_with(name, ".selected");
 }
 
 static record *add_record(parity *p, const bl_hook_value *v)
@@ -165,7 +160,7 @@ static bool fits(const record *r, const bl_hook_value *v)
 {
     const bl_tensor *t = r->golden;
     if (t->dtype != v->dtype || (int)t->ndim != v->ndim || t->shape[0] < (uint64_t)(r->shape[0] + v->shape[0])) return false;
-    if (ends_with(v->name, ".selected")) return t->shape[1] <= (uint64_t)v->shape[1];
+    if (bl_ends_with(v->name, ".selected")) return t->shape[1] <= (uint64_t)v->shape[1];
     for (int i = 1; i < v->ndim; i++)
         if (t->shape[i] != (uint64_t)v->shape[i]) return false;
     return true;

@@ -1,5 +1,6 @@
 #include "verify/bind.h"
 
+#include "formats/names.h"
 #include "verify/derive.h"
 #include "verify/share.h"
 #include "verify/view.h"
@@ -363,11 +364,11 @@ static bl_status unused(binder *b, bl_error *err)
         if (b->used[i]) {
             continue;
         }
-        size_t n = strlen(t->name), tail = strlen(".scale");
+        size_t stem = bl_stem(t->name, ".scale");
         char text[512];
-        if (n > tail && !strcmp(t->name + n - tail, ".scale")) {
-            snprintf(text, sizeof text, "orphan scale: no fp8 or fp4 weight '%.*s.weight' goes with it",
-                     (int)(n - tail < 300 ? n - tail : 300), t->name);
+        if (stem) {
+            snprintf(text, sizeof text, "orphan scale: no fp8 or fp4 weight '%.*s.weight' goes with it", (int)(stem < 300 ? stem : 300),
+                     t->name);
         } else {
             const bl_rank_manifest *r = b->layout->ranks > 1 ? bl_checkpoint_file(b->c, t)->rank : NULL;
             size_t at = (size_t)snprintf(text, sizeof text, "unknown tensor: nothing in the config calls for it");

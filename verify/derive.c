@@ -1,5 +1,6 @@
 #include "verify/derive.h"
 
+#include "formats/names.h"
 #include "verify/pairs.h"
 
 #include <stdarg.h>
@@ -180,8 +181,8 @@ static bl_status judge_scale(const deriver *d, const item *i, size_t fits, bl_we
     bool fp8 = w->form == BL_FORM_FP8;
     if (!s) {
         char stem[BL_MAX_NAME + 32];
-        size_t n = strlen(i->t->name);
-        snprintf(stem, sizeof stem, "%.*s", (int)(n > 7 && !strcmp(i->t->name + n - 7, ".weight") ? n - 7 : n), i->t->name);
+        size_t n = bl_stem(i->t->name, ".weight");
+        snprintf(stem, sizeof stem, "%.*s", (int)(n ? n : strlen(i->t->name)), i->t->name);
         return d->c->unread_count || d->c->unread_unknown
                    ? BL_OK
                    : problem(d, i->t, "%s codes without their scale '%.300s.weight_scale_inv' or '%.300s.scale'",

@@ -1,5 +1,7 @@
 #include "verify/pairs.h"
 
+#include "formats/names.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -10,20 +12,13 @@ static const char *const foreign[] = {"weight_scale", "weight_scale_2", "scale_i
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-/* name without tail, or -1. */
-static int without(const char *name, const char *tail)
-{
-    size_t n = strlen(name), m = strlen(tail);
-    return n > m && !strcmp(name + n - m, tail) ? (int)(n - m) : -1;
-}
-
 const bl_tensor *bl_pair_scale(const bl_checkpoint *c, const char *weight, const bl_tensor **second)
 {
     const bl_tensor *found[2] = {NULL, NULL};
     char name[BL_MAX_NAME + 32];
-    int stem = without(weight, ".weight"), n = 0;
+    int stem = (int)bl_stem(weight, ".weight"), n = 0;
     *second = NULL;
-    for (size_t i = 0; stem >= 0 && i < COUNT(suffixes); i++) {
+    for (size_t i = 0; stem && i < COUNT(suffixes); i++) {
         snprintf(name, sizeof name, "%.*s%s", stem, weight, suffixes[i]);
         const bl_tensor *t = bl_checkpoint_find(c, name);
         if (t) {
@@ -37,8 +32,8 @@ const bl_tensor *bl_pair_scale(const bl_checkpoint *c, const char *weight, const
 bool bl_pair_is_scale(const char *name, char *weight, size_t cap)
 {
     for (size_t i = 0; i < COUNT(suffixes); i++) {
-        int stem = without(name, suffixes[i]);
-        if (stem >= 0) {
+        int stem = (int)bl_stem(name, suffixes[i]);
+        if (stem) {
             snprintf(weight, cap, "%.*s.weight", stem, name);
             return true;
         }

@@ -1,6 +1,7 @@
 #include "verify/slots.h"
 
 #include "formats/json.h"
+#include "formats/names.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -352,11 +353,11 @@ bl_status bl_slots_build(const bl_config *c, const char *path, bl_arena *arena, 
 
 bool bl_scale_name(char *buf, size_t cap, const char *weight)
 {
-    size_t n = strlen(weight), tail = strlen(".weight");
-    if (n <= tail || strcmp(weight + n - tail, ".weight") != 0 || n >= cap) {
+    size_t stem = bl_stem(weight, ".weight");
+    if (!stem || strlen(weight) >= cap) {
         return false;
     }
-    snprintf(buf, cap, "%.*s.scale", (int)(n - tail), weight);
+    snprintf(buf, cap, "%.*s.scale", (int)stem, weight);
     return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include "formats/digest.h"
 #include "formats/file.h"
+#include "formats/names.h"
 #include "verify/companions.h"
 
 #include <dirent.h>
@@ -31,16 +32,6 @@ static bl_status nomem(bl_error *err)
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-static char *join(bl_arena *arena, const char *folder, const char *name)
-{
-    size_t m = strlen(folder), n = m + strlen(name) + 2;
-    char *path = bl_arena_alloc(arena, n);
-    if (path) {
-        snprintf(path, n, "%s%s%s", folder, m && folder[m - 1] == '/' ? "" : "/", name);
-    }
-    return path;
-}
-
 static bl_status add(gatherer *g, const char *name, bool sha256, const uint8_t *digest, const char *origin, bl_error *err)
 {
     if (g->out->count == g->cap) {
@@ -57,7 +48,7 @@ static bl_status add(gatherer *g, const char *name, bool sha256, const uint8_t *
     }
     bl_witness *w = &g->out->items[g->out->count++];
     *w = (bl_witness){.name = bl_arena_strndup(g->arena, name, strlen(name)), .sha256 = sha256, .origin = origin};
-    w->path = join(g->arena, g->c->path, name);
+    w->path = bl_path_join(g->arena, g->c->path, name);
     memcpy(w->digest, digest, sha256 ? 32 : 20);
     return w->name && w->path ? BL_OK : nomem(err);
 }
@@ -92,7 +83,6 @@ static bool was_opened(const bl_checkpoint *c, const char *name)
 static bool hopeless(const gatherer *g, const char *name, uint64_t size)
 {
     const bl_manifest *m = g->c->manifest;
-    size_t n = strlen(name), tail = strlen(".safetensors");
     if (size > BL_MANIFEST_MAX_BYTES && read_whole(name)) {
         return true;
     }
@@ -101,13 +91,12 @@ static bool hopeless(const gatherer *g, const char *name, uint64_t size)
             return m->files[i].bytes != size;
         }
     }
-    return g->c->kind == BL_SOURCE_HF && !strchr(name, '/') && n > tail && !strcmp(name + n - tail, ".safetensors") &&
-           !was_opened(g->c, name);
+    return g->c->kind == BL_SOURCE_HF && !strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);
 }
 
 static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
 {
-    char *path = join(g->arena, g->c->path, BL_SUMS_NAME);
+    char *path = bl_path_join(g->arena, g->c->path, BL_SUMS_NAME);
     bl_error e;
     bl_error_clear(&e);
     if (!path) {
@@ -130,7 +119,7 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
         return s;
     }
     for (size_t i = 0; i < g->line_count; i++) {
-        const char *file = join(g->arena, g->c->path, g->lines[i].name);
+        const char *file = bl_path_join(g->arena, g->c->path, g->lines[i].name);
         struct stat st;
         if (!file) {
             return nomem(err);
@@ -154,7 +143,7 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
 static bool hub_name(gatherer *g, const char *folder, const char *name, char oid[65])
 {
     char target[4096], *download = NULL;
-    const char *path = join(g->arena, folder, name), *text = NULL;
+    const char *path = bl_path_join(g->arena, folder, name), *text = NULL;
     ssize_t n = path ? readlink(path, target, sizeof target - 1) : -1;
     if (n > 0) {
         target[n] = 0;
@@ -196,7 +185,7 @@ static bl_status unlisted(gatherer *g, const char *name, uint64_t size, bool sum
             }
         }
         if (sums) {
-            bl_find(g->f, 3, join(g->arena, g->c->path, name), NULL, -1, -1, "is not listed in " BL_SUMS_NAME);
+            bl_find(g->f, 3, bl_path_join(g->arena, g->c->path, name), NULL, -1, -1, "is not listed in " BL_SUMS_NAME);
         }
         return BL_OK;
     }
@@ -210,7 +199,7 @@ static bl_status unlisted(gatherer *g, const char *name, uint64_t size, bool sum
 /* Every file of sub ("" or a rank folder). In a packed model also what is no file at all: nothing may be there unlisted. */
 static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
 {
-    const char *folder = *sub ? join(g->arena, g->c->path, sub) : g->c->path;
+    const char *folder = *sub ? bl_path_join(g->arena, g->c->path, sub) : g->c->path;
     DIR *d = folder ? opendir(folder) : NULL;
     if (!d) {
         return *sub ? BL_OK : bl_fail_errno(err, errno, 1, g->c->path, "cannot list the folder");
@@ -223,7 +212,7 @@ static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
             continue;
         }
         snprintf(name, sizeof name, "%s%s%s", sub, *sub ? "/" : "", e->d_name);
-        const char *path = join(g->arena, g->c->path, name);
+        const char *path = bl_path_join(g->arena, g->c->path, name);
         if (!path) {
             s = nomem(err);
             continue;
@@ -255,7 +244,7 @@ bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *aren
     f->level = 3;
     BL_TRY(from_sums(&g, &sums, err));
     if (!sums && c->kind == BL_SOURCE_PACKED) {
-        bl_find(f, 3, join(arena, c->path, BL_SUMS_NAME), NULL, -1, -1, "is missing: nothing proves the manifests");
+        bl_find(f, 3, bl_path_join(arena, c->path, BL_SUMS_NAME), NULL, -1, -1, "is missing: nothing proves the manifests");
     }
     BL_TRY(walk(&g, "", g.line_count > 0, err));
     if (out->count) {

@@ -1,5 +1,6 @@
 #include "formats/arena.h"
 #include "formats/dtype.h"
+#include "formats/names.h"
 #include "formats/status.h"
 
 #include <errno.h>
@@ -157,6 +158,41 @@ static void test_dtypes(void **state)
     assert_string_equal(bl_dtype_name((bl_dtype)-1), "?");
 }
 
+static void test_names(void **state)
+{
+    (void)state;
+    assert_true(bl_ends_with("a.safetensors", ".safetensors"));
+    assert_true(bl_ends_with(".scale", ".scale"));
+    assert_false(bl_ends_with("scale", ".scale"));
+    assert_false(bl_ends_with("a.scale.x", ".scale"));
+    assert_int_equal(bl_stem("a.b.weight", ".weight"), 3);
+    assert_int_equal(bl_stem(".weight", ".weight"), 0);
+    assert_int_equal(bl_stem("a.weights", ".weight"), 0);
+    bl_arena arena = {0};
+    assert_string_equal(bl_path_join(&arena, "a", "b"), "a/b");
+    assert_string_equal(bl_path_join(&arena, "a/", "b"), "a/b");
+    assert_string_equal(bl_path_join(&arena, "/", "b"), "/b");
+    assert_string_equal(bl_path_join(&arena, "", "b"), "b");
+    bl_arena_reset(&arena);
+}
+
+static void test_quotes(void **state)
+{
+    static const char *const cases[][2] = {{"", "\"\""},
+                                           {"layers.0", "\"layers.0\""},
+                                           {"a\"b\\", "\"a\\\"b\\\\\""},
+                                           {"\n\x1f", "\"\\u000a\\u001f\""},
+                                           {"\xc3\xa9", "\"\xc3\xa9\""}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char out[64];
+        size_t n = bl_json_quote(out, cases[i][0]);
+        out[n] = 0;
+        assert_string_equal(out, cases[i][1]);
+        assert_int_equal(bl_json_quote(NULL, cases[i][0]), n);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_line_has_every_part),
@@ -166,6 +202,8 @@ int main(void)
                                        cmocka_unit_test(test_errno_classes),
                                        cmocka_unit_test(test_exit_codes),
                                        cmocka_unit_test(test_arena),
-                                       cmocka_unit_test(test_dtypes)};
+                                       cmocka_unit_test(test_dtypes),
+                                       cmocka_unit_test(test_names),
+                                       cmocka_unit_test(test_quotes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
