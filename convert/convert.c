@@ -59,7 +59,7 @@ static bl_status make_layout(bl_job *j, bl_error *err)
     }
     l->ranks = (int)ranks;
     if (j->o->pad_vocab) {
-        uint64_t unit = (uint64_t)j->o->pad_vocab * (uint64_t)l->tp, rows = ((uint64_t)c->vocab_size + unit - 1) / unit * unit;
+        uint64_t unit = (uint64_t)j->o->pad_vocab * (uint64_t)l->tp, rows = bl_pieces((uint64_t)c->vocab_size, unit) * unit;
         l->vocab_rows = rows > (uint64_t)c->vocab_size ? rows : 0;
     }
     if (l->pp == 1 || l->stage_layers) {

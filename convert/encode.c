@@ -149,7 +149,7 @@ typedef struct stripe {
 
 static uint64_t blocks_of(const stripe *s)
 {
-    return (s->cols + 31) / 32;
+    return bl_pieces(s->cols, 32);
 }
 
 /* Code of -0 becomes that of +0. */
@@ -392,7 +392,7 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
     for (uint64_t end = row + rows, n; row < end; row += n) {
         n = end - row < most ? end - row : most;
         const uint8_t *hint;
-        uint64_t at = row / share * grid.cols, count = (n + share - 1) / share * grid.cols;
+        uint64_t at = row / share * grid.cols, count = bl_pieces(n, share) * grid.cols;
         BL_TRY(read_piece(&w, row, n, at, count, &s.x, &hint, err));
         BL_TRY(encode_piece(&s, &w.source, row, n, r.fresh, hint, &stats, err));
         BL_TRY(bl_spill_put(e->scales, w.sum, grid.rows * grid.cols, at, r.fresh, count, err));

@@ -59,8 +59,8 @@ static bl_status add_tensor(synth *y, const bl_slot *s, bool scale, bl_error *er
     }
     static const bl_dtype dtypes[] = {BL_DT_NONE, BL_DT_F32, BL_DT_BF16, BL_DT_F8_E4M3, BL_DT_I8, BL_DT_F8_E4M3};
     bool fp4 = s->kind == BL_SLOT_EXPERT;
-    shape[0] = scale && s->kind == BL_SLOT_DENSE ? (s->shape[0] + 31) / 32 : s->shape[0];
-    shape[1] = scale ? (s->shape[1] + 31) / 32 : fp4 ? s->shape[1] / 2 : s->shape[1];
+    shape[0] = scale && s->kind == BL_SLOT_DENSE ? bl_pieces(s->shape[0], 32) : s->shape[0];
+    shape[1] = scale ? bl_pieces(s->shape[1], 32) : fp4 ? s->shape[1] / 2 : s->shape[1];
     *t = (bl_tensor){.name = copy, .shape = shape, .ndim = s->ndim, .dtype = scale ? BL_DT_F8_E8M0 : dtypes[s->kind]};
     y->sources[y->count++] = bl_synth_source_of(s, scale, y->o->seed, s->order);
     return BL_OK;

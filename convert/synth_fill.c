@@ -156,7 +156,7 @@ static void fill_fp8(const bl_synth_source *s, const bl_synth_normal *normal, ui
 {
     uint8_t tables[2][256];
     code_tables(s, normal, tables);
-    uint64_t cols = s->slot->shape[1], per_row = (cols + 31) / 32, row = offset / cols, col = offset % cols, w = 0;
+    uint64_t cols = s->slot->shape[1], per_row = bl_pieces(cols, 32), row = offset / cols, col = offset % cols, w = 0;
     bool tall = s->slot->kind == BL_SLOT_DENSE;
     const uint8_t *table = tables[block_bit(s, (tall ? row / 32 : row) * per_row + col / 32)];
     for (uint64_t i = 0; i < n; i++, w >>= 8) {

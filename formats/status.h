@@ -66,5 +66,10 @@ static inline int bl_mul_overflow(uint64_t a, uint64_t b, uint64_t *out)
 {
     return __builtin_mul_overflow(a, b, out);
 }
+/* How many pieces of size cover n, the last one partial: n / size rounded up, for every n. */
+static inline uint64_t bl_pieces(uint64_t n, uint64_t size)
+{
+    return n / size + (n % size != 0);
+}
 
 #endif

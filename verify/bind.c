@@ -19,11 +19,6 @@ typedef struct binder {
     void *arg;
 } binder;
 
-static uint64_t blocks(uint64_t n, uint64_t block)
-{
-    return n / block + (n % block != 0);
-}
-
 /* A problem of a tensor that the checkpoint has (t) or lacks (name only). */
 static bl_status problem(binder *b, bl_error *err, const bl_tensor *t, const char *name, const char *text)
 {
@@ -81,8 +76,8 @@ static uint32_t stored_shapes(const bl_slot *s, const bl_share *share, bl_form f
     uint64_t cols = share->part.cols;
     shape[0] = share->rows;
     shape[1] = form == BL_FORM_FP4 ? cols / 2 : cols;
-    grid[0] = blocks(share->rows, block_rows);
-    grid[1] = blocks(cols, BL_BLOCK);
+    grid[0] = bl_pieces(share->rows, block_rows);
+    grid[1] = bl_pieces(cols, BL_BLOCK);
     if (s->ndim == 1) {
         shape[1] = 1;
     }
@@ -121,7 +116,7 @@ static bound bound_of(const bl_slot *s, const bl_share *share, const bl_weight *
     bl_form form = w->form;
     uint64_t block = scale ? w->block_rows : 1, pack = scale ? 32 : form == BL_FORM_FP4 ? 2 : 1;
     return (bound){.start = {(uint64_t)share->first_expert, share->start / block, share->part.col / pack},
-                   .whole = {(uint64_t)share->all_experts, (share->all_rows + block - 1) / block, (s->shape[1] + pack - 1) / pack}};
+                   .whole = {(uint64_t)share->all_experts, bl_pieces(share->all_rows, block), bl_pieces(s->shape[1], pack)}};
 }
 
 /* Does a rank's tensor hold the part of the whole that the layout gives the rank? */

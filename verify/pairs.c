@@ -51,7 +51,7 @@ bool bl_pair_is_scale(const char *name, char *weight, size_t cap)
 bool bl_grid_fits(const uint64_t grid[2], const uint64_t shape[2], uint64_t block)
 {
     for (int i = 0; i < 2; i++) {
-        if (grid[i] != shape[i] / block + (shape[i] % block != 0)) {
+        if (grid[i] != bl_pieces(shape[i], block)) {
             return false;
         }
     }

@@ -64,7 +64,7 @@ static void take_table(const bl_layout *l, const bl_slot *s, int r, bl_share *ou
     if (l->engram_shared) {
         out->owner -= r;
     } else {
-        cut_rows(out, n, (n + w - 1) / w, w, (uint64_t)r);
+        cut_rows(out, n, bl_pieces(n, w), w, (uint64_t)r);
     }
 }
 
@@ -170,7 +170,7 @@ static bl_status refuse_vocabulary(const bl_layout *l, const bl_slot *s, const c
 {
     uint64_t n = s->shape[0], unit = 32 * (uint64_t)l->tp;
     return bl_fail(err, BL_E_USAGE, path, s->name, -1, "%llu rows over --tp %d: %s; --pad-vocab 32 makes them %llu",
-                   (unsigned long long)(l->vocab_rows ? l->vocab_rows : n), l->tp, why, (unsigned long long)((n + unit - 1) / unit * unit));
+                   (unsigned long long)(l->vocab_rows ? l->vocab_rows : n), l->tp, why, (unsigned long long)(bl_pieces(n, unit) * unit));
 }
 
 /* The vocabulary last: it can be padded, the others leave a choice of degrees only. */

@@ -80,7 +80,7 @@ static bool find_blocks(const view *v, const bl_tensor *s, bl_stats *out)
     const uint64_t grid[2] = {rows, cols}, shape[2] = {v->rows, v->cols};
     out->block_cols = 32;
     out->block_rows = 1;
-    if (s->dtype == BL_DT_F8_E8M0 && rows == v->rows && cols == v->cols / 32 + (v->cols % 32 != 0)) return true;
+    if (s->dtype == BL_DT_F8_E8M0 && rows == v->rows && cols == bl_pieces(v->cols, 32)) return true;
     for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
         out->block_rows = out->block_cols = edges[i];
         if (!v->fp4 && bl_grid_fits(grid, shape, (uint64_t)edges[i])) return true;
@@ -188,7 +188,7 @@ static bl_status read_tile(const bl_checkpoint *c, const view *v, bl_stats *s, t
     uint64_t block = (uint64_t)s->block_rows, first = t->row / block;
     t->scale_rows = (t->row + t->rows - 1) / block - first + 1;
     uint64_t wide = (uint64_t)s->block_cols;
-    t->scale_cols = t->cols / wide + (t->cols % wide != 0);
+    t->scale_cols = bl_pieces(t->cols, wide);
     at = s->scale->offset + (first * v->scale_cols + t->col / wide) * v->scale_bytes;
     uint64_t n = t->scale_rows * t->scale_cols;
     BL_TRY(bl_file_read(bl_checkpoint_file(c, s->scale)->file, t->scales, n * v->scale_bytes, at, err));

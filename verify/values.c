@@ -162,7 +162,7 @@ static uint64_t scale_rows(const bl_rows *r, uint64_t *first)
 {
     uint64_t block = r->view->w.block_rows;
     *first = r->row / block;
-    return (r->row + r->rows + block - 1) / block - *first;
+    return bl_pieces(r->row + r->rows, block) - *first;
 }
 
 bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *err)
@@ -195,7 +195,7 @@ bl_status bl_values_scale(bl_values *v, bl_rows *r, uint8_t *scratch, bl_error *
 /* Scale bytes of blocks wider than 32 as bytes of blocks of 32, which is what the kernels take. */
 static const uint8_t *spread(uint8_t out[BL_VALUE_MAX_COLS / 32], const uint8_t *scale, const bl_weight *w)
 {
-    uint64_t n = (bl_weight_cols(w) + 31) / 32, each = w->block_cols / 32;
+    uint64_t n = bl_pieces(bl_weight_cols(w), 32), each = w->block_cols / 32;
     for (uint64_t i = 0; i < n; i++) {
         out[i] = scale[i / each];
     }

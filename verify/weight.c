@@ -1,11 +1,6 @@
 /* Geometry of weights and their parts. */
 #include "verify/bind.h"
 
-static uint64_t blocks(uint64_t n, uint64_t block)
-{
-    return n / block + (n % block != 0);
-}
-
 bl_rect bl_slot_rect(const bl_slot *s)
 {
     return s->ndim == 1 ? (bl_rect){.rows = 1, .cols = s->shape[0]} : (bl_rect){.rows = s->shape[0], .cols = s->shape[1]};
@@ -57,7 +52,7 @@ bool bl_weight_f32_scaled(const bl_weight *w)
 
 uint64_t bl_weight_scale_cols(const bl_weight *w)
 {
-    return blocks(bl_weight_cols(w), w->block_cols);
+    return bl_pieces(bl_weight_cols(w), w->block_cols);
 }
 
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
@@ -67,7 +62,7 @@ uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
 
 uint64_t bl_weight_scale_rows(const bl_weight *w)
 {
-    return blocks(bl_weight_rows(w), w->block_rows);
+    return bl_pieces(bl_weight_rows(w), w->block_rows);
 }
 
 bl_value_class bl_weight_class(const bl_weight *w)
