@@ -146,17 +146,17 @@ static bool has_grid(const item *i)
  * mean the same, so a draw decides nothing: the declared edge wins it, else 128. */
 static int choose_block(const deriver *d, size_t *fits)
 {
-    static const int edges[] = {128, 32, 64, 256, 512};
     int best = 0;
     *fits = 0;
-    for (size_t e = 0; e < sizeof edges / sizeof *edges; e++) {
+    for (size_t e = 0; e < BL_BLOCK_EDGES; e++) {
         size_t n = 0;
+        int edge = (int)bl_block_edges[e];
         for (size_t i = 0; i < d->count; i++) {
             const item *it = &d->items[i];
-            n += has_grid(it) && bl_grid_fits(it->scale->shape, it->t->shape, (uint64_t)edges[e]);
+            n += has_grid(it) && bl_grid_fits(it->scale->shape, it->t->shape, bl_block_edges[e]);
         }
-        if (n > *fits || (n && n == *fits && edges[e] == d->c->config.block[0])) {
-            best = edges[e];
+        if (n > *fits || (n && n == *fits && edge == d->c->config.block[0])) {
+            best = edge;
             *fits = n;
         }
     }

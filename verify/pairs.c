@@ -57,3 +57,14 @@ bool bl_grid_fits(const uint64_t grid[2], const uint64_t shape[2], uint64_t bloc
     }
     return true;
 }
+
+const uint64_t bl_block_edges[BL_BLOCK_EDGES] = {128, 32, 64, 256, 512};
+
+uint64_t bl_grid_edge(const uint64_t grid[2], const uint64_t shape[2], uint64_t preferred)
+{
+    uint64_t edge = preferred && bl_grid_fits(grid, shape, preferred) ? preferred : 0;
+    for (size_t i = 0; i < BL_BLOCK_EDGES && !edge; i++) {
+        edge = bl_grid_fits(grid, shape, bl_block_edges[i]) ? bl_block_edges[i] : 0;
+    }
+    return edge;
+}

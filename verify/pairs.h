@@ -15,4 +15,12 @@ bool bl_pair_is_scale(const char *name, char *weight, size_t cap);
 /* Does a grid of scales [g0, g1] fit a weight [rows, cols] in square blocks of this edge, partial ones at the edges? */
 bool bl_grid_fits(const uint64_t grid[2], const uint64_t shape[2], uint64_t block);
 
+/* Edges that square blocks have, the most usual first. */
+#define BL_BLOCK_EDGES 5
+extern const uint64_t bl_block_edges[BL_BLOCK_EDGES];
+
+/* The edge under which a grid fits a weight: preferred, or else the first of bl_block_edges; 0 when none does. Where several fit,
+ * the grid has one row or column in which they mean the same. */
+uint64_t bl_grid_edge(const uint64_t grid[2], const uint64_t shape[2], uint64_t preferred);
+
 #endif

@@ -72,20 +72,17 @@ static bool countable(bl_dtype t)
 }
 
 /* The blocks that a grid of scales stands for: 1x32, or square ones. False when it fits none. */
-static bool find_blocks(const view *v, const bl_tensor *s, bl_stats *out)
+static bool find_blocks(const bl_checkpoint *c, const view *v, const bl_tensor *s, bl_stats *out)
 {
-    static const int64_t edges[] = {32, 128, 64, 256, 512};
     uint64_t rows = 1, cols = s->ndim ? s->shape[s->ndim - 1] : 0;
     for (uint32_t i = 0; i + 1 < s->ndim; i++) rows *= s->shape[i];
     const uint64_t grid[2] = {rows, cols}, shape[2] = {v->rows, v->cols};
     out->block_cols = 32;
     out->block_rows = 1;
     if (s->dtype == BL_DT_F8_E8M0 && rows == v->rows && cols == bl_pieces(v->cols, 32)) return true;
-    for (size_t i = 0; i < sizeof edges / sizeof *edges; i++) {
-        out->block_rows = out->block_cols = edges[i];
-        if (!v->fp4 && bl_grid_fits(grid, shape, (uint64_t)edges[i])) return true;
-    }
-    return false;
+    uint64_t edge = v->fp4 ? 0 : bl_grid_edge(grid, shape, c->config.earlier ? (uint64_t)c->config.block[0] : 32);
+    out->block_rows = out->block_cols = (int64_t)edge;
+    return edge != 0;
 }
 
 static bl_status find_scale(const bl_checkpoint *c, view *v, bl_stats *out, bl_error *err)
@@ -99,7 +96,7 @@ static bl_status find_scale(const bl_checkpoint *c, view *v, bl_stats *out, bl_e
     if (second)
         return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(c, v->t)->path, name, -1, "has two scales, '%.300s' and '%.300s'", s->name,
                        second->name);
-    if (!known || !find_blocks(v, s, out))
+    if (!known || !find_blocks(c, v, s, out))
         return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(c, v->t)->path, name, -1,
                        "the grid of '%.300s' does not fit this tensor", s->name);
     out->scale = s;
