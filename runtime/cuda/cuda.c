@@ -21,11 +21,6 @@ static int64_t max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t line(uint64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 /* Widest activation that is rounded to fp8. */
 static int64_t widest(const bl_cuda *c)
 {
@@ -38,14 +33,14 @@ static int64_t widest(const bl_cuda *c)
 static bl_status reserve(bl_cuda *c, const buffer *list, size_t n, bl_error *err)
 {
     uint64_t total = 0;
-    for (size_t i = 0; i < n; i++) total += line(list[i].bytes);
+    for (size_t i = 0; i < n; i++) total += cuda_line(list[i].bytes);
     if (!(c->memory = bl_cuda_alloc(&c->base, total)))
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for working buffers of %llu bytes", (unsigned long long)total);
     BL_TRY(bl_cuda_check(cudaMemsetAsync(c->memory, 0, total, c->stream), "clearing working buffers", err));
     uint8_t *p = c->memory;
     for (size_t i = 0; i < n; i++) {
         memcpy(list[i].at, &p, sizeof p);
-        p += line(list[i].bytes);
+        p += cuda_line(list[i].bytes);
     }
     return BL_OK;
 }
@@ -56,7 +51,7 @@ static bl_status allocate(bl_cuda *c, bl_error *err)
     const uint64_t T = (uint64_t)c->max_tokens, D = (uint64_t)f->hidden_size, d = (uint64_t)f->head_dim, R = (uint64_t)f->qk_rope_head_dim;
     const uint64_t k = (uint64_t)f->num_experts_per_tok, inter = (uint64_t)f->moe_intermediate_size;
     const uint64_t heads = (uint64_t)f->index_n_heads, width = (uint64_t)f->index_head_dim, groups = (uint64_t)c->shard.groups.count;
-    const uint64_t group_in = line((uint64_t)c->shard.heads.count * d / groups * 2) / 2, slots = T * k;
+    const uint64_t group_in = cuda_line((uint64_t)c->shard.heads.count * d / groups * 2) / 2, slots = T * k;
     const uint64_t mix = BL_HC_MULT * (2 + BL_HC_MULT), segments = (BL_HC_MULT * D + PART - 1) / PART;
     const uint64_t size = f->candidate_block_size > 0 ? (uint64_t)f->candidate_block_size : 1;
     c->score_floats = f->kv_source_count ? max64(SCORE_FLOATS, 2 * f->max_position_embeddings) : 0;

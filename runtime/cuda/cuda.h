@@ -26,6 +26,12 @@ typedef struct cuda_layout {
     uint64_t ids, position, span_of, spans, source_pages, wanted, pages; /* pages last: only those in use are copied */
 } cuda_layout;
 
+/* Bytes up to a whole line of 256: what buffers and tables are placed at. */
+static inline uint64_t cuda_line(uint64_t bytes)
+{
+    return bl_pieces(bytes, 256) * 256;
+}
+
 typedef struct bl_cuda {
     bl_backend base; /* first: a bl_backend * is a bl_cuda * */
     bl_config config;

@@ -7,11 +7,6 @@
 
 enum { LEAST_ENTRIES = 1024 };
 
-static uint64_t line(uint64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 static int64_t columns_of(const bl_config *c)
 {
     return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
@@ -45,17 +40,17 @@ static void plan_tables(bl_cuda *c)
     cuda_layout *l = &c->layout;
     uint64_t at = 0;
     l->ids = at;
-    at += line(T * sizeof(int32_t));
+    at += cuda_line(T * sizeof(int32_t));
     l->position = at;
-    at += line(T * sizeof(int64_t));
+    at += cuda_line(T * sizeof(int64_t));
     l->span_of = at;
-    at += line(T * sizeof(int32_t));
+    at += cuda_line(T * sizeof(int32_t));
     l->spans = at;
-    at += line(T * sizeof(bl_cuda_span));
+    at += cuda_line(T * sizeof(bl_cuda_span));
     l->source_pages = at;
-    at += line(T * sources * sizeof(int64_t));
+    at += cuda_line(T * sources * sizeof(int64_t));
     l->wanted = at;
-    at += line(T * sizeof(int64_t));
+    at += cuda_line(T * sizeof(int64_t));
     l->pages = at;
 }
 
@@ -252,7 +247,7 @@ bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)
     BL_TRY(grow_tables(c, c->layout.pages + 4096, err));
     const int64_t columns = columns_of(&c->config), width = c->config.engram_head_dim;
     if (columns) {
-        c->rows_bytes = line((uint64_t)(c->max_tokens * columns) * (uint64_t)(width + width / 32));
+        c->rows_bytes = cuda_line((uint64_t)(c->max_tokens * columns) * (uint64_t)(width + width / 32));
         const uint64_t bytes = c->rows_bytes * (uint64_t)c->config.engram_count;
         BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->host_rows, bytes, cudaHostAllocDefault), "pinning Engram rows", err));
         if (!(c->device_rows = bl_cuda_alloc(&c->base, bytes)))
