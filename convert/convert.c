@@ -186,7 +186,8 @@ static bl_status open_encoder(bl_job *j, bl_error *err)
     bl_encoder *e;
     bl_encode_options o = {
         .ties = j->o->fp4_ties, .canonical_zero = j->o->canonical_zero, .hints = j->hints, .cpu = j->o->cpu};
-    BL_TRY(bl_encoder_create(&e, &j->plan, &j->producer.values, &o, j->folder, err));
+    bl_sum *sums = j->producer.digest ? j->producer.sums : NULL;
+    BL_TRY(bl_encoder_create(&e, &j->plan, &j->producer.values, sums, &o, j->folder, err));
     bl_producer_encode(&j->producer, e);
     return BL_OK;
 }

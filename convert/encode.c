@@ -11,13 +11,14 @@
 struct bl_encoder {
     const bl_plan *plan;
     bl_values *values;
+    bl_sum *sums; /* of the values read; NULL: not wanted */
     bl_encode_options o;
     bl_quant_kernels quant;
     bl_cast_kernels cast;
     bl_spill *scales;
     bool recasts;             /* some weights come as codes */
     uint64_t max_cols, piece; /* of any encoded weight; source bytes read at once */
-    pthread_mutex_t lock;     /* of stats */
+    pthread_mutex_t lock;     /* of stats and sums */
     bl_encode_stats stats[BL_ENCODE_CLASSES];
 };
 
@@ -87,8 +88,8 @@ uint64_t bl_encoder_scratch(const bl_encoder *e)
     return n;
 }
 
-bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *values, const bl_encode_options *o, const char *folder,
-                            bl_error *err)
+bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *values, bl_sum *sums, const bl_encode_options *o,
+                            const char *folder, bl_error *err)
 {
     bl_encoder *e = *out = calloc(1, sizeof *e);
     if (!e) {
@@ -96,6 +97,7 @@ bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *va
     }
     e->plan = plan;
     e->values = values;
+    e->sums = sums;
     e->o = *o;
     e->piece = PIECE;
     pthread_mutex_init(&e->lock, NULL);
@@ -376,6 +378,21 @@ static bl_status read_piece(const work *w, uint64_t row, uint64_t rows, uint64_t
     return BL_OK;
 }
 
+/* Digest values of a piece as they were read: what comes out has others. */
+static void digest_piece(const work *w, uint64_t row, uint64_t rows, const uint16_t *x)
+{
+    const bl_weight *from = &w->source.w;
+    bl_sum sum = {0};
+    if (!w->e->sums) {
+        return;
+    }
+    bl_value_matrix(&w->e->cast, &sum, x, rows, bl_weight_cols(from),
+                    bl_tiles_at(from->part.row + row, from->part.col, from->slot->shape[1]));
+    pthread_mutex_lock(&w->e->lock);
+    bl_sum_add(&w->e->sums[w->sum], sum);
+    pthread_mutex_unlock(&w->e->lock);
+}
+
 bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64_t rows, uint8_t *codes, uint8_t *scratch,
                     bl_error *err)
 {
@@ -394,6 +411,7 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
         const uint8_t *hint;
         uint64_t at = row / share * grid.cols, count = bl_pieces(n, share) * grid.cols;
         BL_TRY(read_piece(&w, row, n, at, count, &s.x, &hint, err));
+        digest_piece(&w, row, n, s.x);
         BL_TRY(encode_piece(&s, &w.source, row, n, r.fresh, hint, &stats, err));
         BL_TRY(bl_spill_put(e->scales, w.sum, grid.rows * grid.cols, at, r.fresh, count, err));
     }

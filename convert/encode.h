@@ -38,10 +38,10 @@ typedef struct bl_encode_options {
 
 typedef struct bl_encoder bl_encoder;
 
-/* For the weights that plan encodes from values. folder, borrowed: for scales that have to wait on disk. All arguments but o are
- * borrowed. */
-bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *values, const bl_encode_options *o, const char *folder,
-                            bl_error *err);
+/* For the weights that plan encodes from values. sums: NULL, or [plan sum_count], to which the value digests of what is encoded are
+ * added, as the source has it. folder: for scales that have to wait on disk. All arguments but o are borrowed. */
+bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *values, bl_sum *sums, const bl_encode_options *o,
+                            const char *folder, bl_error *err);
 void bl_encoder_destroy(bl_encoder **e);
 /* Bytes of scratch that bl_encode needs, for any number of rows. */
 uint64_t bl_encoder_scratch(const bl_encoder *e);

@@ -172,6 +172,7 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
     if (!t->last) {
         return BL_OK;
     }
+    BL_TRY(bl_job_recorded_file(j, t->lane, err));
     if (f->writer) {
         BL_TRY(bl_writer_commit(&f->writer, err));
     }

@@ -70,8 +70,11 @@ bl_status bl_job_journal(bl_job *j, bl_error *err);
  * value digests are computed on the way. Everything else in the folder is removed. */
 bl_status bl_job_prove(bl_job *j, bl_error *err);
 /* Hold all that was read from a packed model against the value digests that its manifests record; BL_E_INPUT, naming the tensor,
- * where they differ. What is encoded is not held. After bl_job_stream. */
+ * where they differ. After bl_job_stream. */
 bl_status bl_job_recorded(bl_job *j, bl_error *err);
+/* The same for what is encoded into a file, before the file is finished: its bytes have other values, so that a later run, which
+ * keeps it, could not tell. */
+bl_status bl_job_recorded_file(bl_job *j, size_t file, bl_error *err);
 /* config.json, config.source.json, tokenizer files. */
 bl_status bl_job_extras(bl_job *j, bl_error *err);
 /* model.safetensors.index.json. */

@@ -30,6 +30,7 @@ static void add_members(bl_job *j, const bl_plan_tensor *t, whole *list)
     }
 }
 
+/* What came out of a slot, or went into encoding it, against what the manifests record of its pieces. */
 static bl_status compare(const bl_job *j, const whole *w, bl_error *err)
 {
     bl_sum recorded = {0};
@@ -46,10 +47,29 @@ static bl_status compare(const bl_job *j, const whole *w, bl_error *err)
                    "its values differ from the value digest in the manifest: the model is damaged ('baleen verify' says where)");
 }
 
+static bool are_recorded(const bl_job *j)
+{
+    return j->source->rank_count && !j->o->no_digests;
+}
+
+bl_status bl_job_recorded_file(bl_job *j, size_t file, bl_error *err)
+{
+    const bl_plan_file *pf = &j->plan.files[file];
+    for (size_t i = 0; are_recorded(j) && i < pf->count; i++) {
+        const bl_plan_tensor *t = &pf->tensors[i];
+        if (t->encode && !t->scale) {
+            const bl_plan_member *m = t->members;
+            whole w = {.sum = j->producer.sums[m->sum], .pieces = m->pieces, .count = m->piece_count};
+            BL_TRY(compare(j, &w, err));
+        }
+    }
+    return BL_OK;
+}
+
 bl_status bl_job_recorded(bl_job *j, bl_error *err)
 {
     const bl_slots *slots = &j->binding.slots;
-    if (!j->source->rank_count || j->o->no_digests) {
+    if (!are_recorded(j)) {
         return BL_OK;
     }
     whole *list = bl_arena_array(&j->arena, slots->count, sizeof *list);
@@ -58,7 +78,7 @@ bl_status bl_job_recorded(bl_job *j, bl_error *err)
     }
     for (size_t i = 0; i < j->plan.tensor_count; i++) {
         const bl_plan_tensor *t = &j->plan.tensors[i];
-        if (!t->scale && !t->encode) { /* what is encoded has other values */
+        if (!t->scale && !t->encode) { /* bl_job_recorded_file has held those */
             add_members(j, t, list);
         }
     }

@@ -1,5 +1,6 @@
 """baleen merge: every tensor of the source byte for byte, from every layout of ranks, and what it must refuse."""
 import json
+import os
 import random
 import shutil
 
@@ -187,3 +188,54 @@ def test_damage_gets_no_new_digests(baleen, source, tmp_path, layout):
     for args in (["merge"], ["convert", "--to", "bf16"], ["convert", "--to", "packed", "--tp", "2"]):
         out = tmp_path / ("out" + args[-1])
         assert baleen(args[0], packed, out, *args[1:]).rc == 0
+
+
+@pytest.mark.parametrize("form, options", [("bf16", []), ("codes", ["--experts", "fp8", "--scale-hints", "none"])])
+@pytest.mark.parametrize("layout", [[], ["--tp", "2", "--ep", "2"]])
+def test_damage_is_not_encoded(baleen, source, tmp_path, form, options, layout):
+    """What --to released encodes or recasts has other values afterwards: it is held as it is read."""
+    src = source
+    if form == "bf16":
+        src = tmp_path / "cast"
+        assert baleen("convert", source, src, "--to", "bf16", "--keep", "dspark,vision").rc == 0
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    assert baleen("convert", src, packed, "--to", "packed", *layout).rc == 0
+    want = ["convert", packed, out, "--to", "released", *options]
+    assert baleen(*want).rc == 0
+    shutil.rmtree(out)
+    name = "layers.2.ffn.experts.w2.weight"
+    last = 1 if layout else 0
+    for name in [name, "layers.2.attn.wo_b.weight"] if form == "bf16" else [name]:
+        t = next(t for t in ranks.manifest(packed, last)["tensors"] if t["name"] == name)
+        path = packed / f"rank-{last:04d}/layer-02.safetensors"
+        whole = path.read_bytes()
+        at = t["offset"] + 2 * (t["shape"][-1] * t["shape"][-2] // 4)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        r = baleen(*want)
+        member = name.replace(".w2.", f".{t['start'][0]}.w2.") if len(t["shape"]) == 3 else name
+        assert r.rc == 3 and r.err.count("\n") == 1 and "value digest" in r.err and member in r.err, (r.rc, r.err)
+        assert not out.exists()
+        path.write_bytes(whole)
+    assert baleen(*want).rc == 0
+
+
+def test_damage_is_not_encoded_in_two_runs(baleen, source, tmp_path):
+    """What an interrupted run has encoded was held when it was: the next one need not see it again."""
+    cast, packed, out = tmp_path / "cast", tmp_path / "packed", tmp_path / "out"
+    assert baleen("convert", source, cast, "--to", "bf16", "--keep", "dspark,vision").rc == 0
+    assert baleen("convert", cast, packed, "--to", "packed").rc == 0
+    path = packed / "rank-0000/layer-07.safetensors"
+    t = next(t for t in ranks.manifest(packed, 0)["tensors"] if t["name"] == "layers.7.attn.wo_b.weight")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:t["offset"]] + bytes([whole[t["offset"]] ^ 1]) + whole[t["offset"] + 1:])
+    times = path.stat()
+    want = ["convert", packed, out, "--to", "released", "--shard-size", "200KB", "--jobs", 1, "--resume", "--json"]
+    for _ in range(2):
+        r = baleen(*want)
+        assert r.rc == 3 and "layers.7.attn.wo_b.weight" in r.err and not out.exists(), r.err
+    assert "\nfile " in (tmp_path / "out.partial" / "journal").read_text()
+    path.write_bytes(whole)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    r = baleen(*want)
+    assert r.rc == 0 and json.loads(r.out)["kept_files"] > 0, r.err
+    assert baleen("verify", out, "--against", source).rc == 0
