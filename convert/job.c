@@ -60,7 +60,7 @@ bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err)
     if (!j->o->no_sha256) {
         BL_TRY(bl_sha256_create(&f->hash, err));
     } else {
-        f->whole_chunks = bl_arena_array(&j->arena, bl_chunk_count(j->plan.files[file].file_bytes), sizeof *f->whole_chunks);
+        f->whole_chunks = bl_arena_array(&j->arena, bl_chunk_count(j->plan.files[file].head.file_bytes), sizeof *f->whole_chunks);
         BL_TRY(f->whole_chunks ? bl_chunker_create(&f->whole, err) : nomem(err));
     }
     return j->chunks ? bl_chunker_create(&f->chunker, err) : BL_OK;
@@ -90,7 +90,7 @@ static void hash_segment(bl_job *j, size_t lane, const bl_segment *g, const uint
 bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err)
 {
     bl_job_file *f = &j->files[t->lane];
-    uint64_t bytes = j->plan.files[t->lane].file_bytes;
+    uint64_t bytes = j->plan.files[t->lane].head.file_bytes;
     const uint8_t *data = t->data;
     for (size_t i = 0; i < t->segment_count; i++) {
         hash_segment(j, t->lane, &t->segments[i], data);
@@ -121,7 +121,7 @@ static bool link_source(bl_job *j, const bl_plan_file *pf, const char *path)
     errno = EXDEV;
     if (!j->source->archive && linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
         j->linked_files++;
-        j->linked_bytes += pf->file_bytes;
+        j->linked_bytes += pf->head.file_bytes;
         return true;
     }
     if (j->o->note) {
@@ -141,7 +141,7 @@ static bl_status open_file(bl_job *j, size_t file, bl_error *err)
     if (!f->writer && !f->linked) {
         const char *path = bl_job_path(j, pf->name);
         f->linked = path && pf->linked && link_source(j, pf, path);
-        s = !path ? nomem(err) : f->linked ? BL_OK : bl_writer_open(&f->writer, path, pf->file_bytes, err);
+        s = !path ? nomem(err) : f->linked ? BL_OK : bl_writer_open(&f->writer, path, pf->head.file_bytes, err);
         if (s == BL_OK) {
             s = bl_job_hash_open(j, file, err);
         }
@@ -177,7 +177,7 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
         BL_TRY(bl_writer_commit(&f->writer, err));
     }
     pthread_mutex_lock(&j->lock);
-    bl_status s = bl_journal_add(&j->journal, pf->name, pf->file_bytes, f->digest, err);
+    bl_status s = bl_journal_add(&j->journal, pf->name, pf->head.file_bytes, f->digest, err);
     pthread_mutex_unlock(&j->lock);
     return s;
 }

@@ -22,9 +22,9 @@ static void add_files(const bl_plan *plan, bl_outline *out)
             if (rank == f->tensors->rank) {
                 out->ranks[rank].files++;
                 out->ranks[rank].tensors += f->count;
-                out->ranks[rank].file_bytes += f->file_bytes;
+                out->ranks[rank].file_bytes += f->head.file_bytes;
             } else if (bl_plan_names(plan, f->tensors, rank)) {
-                out->ranks[rank].shared_bytes += f->file_bytes;
+                out->ranks[rank].shared_bytes += f->head.file_bytes;
             }
         }
     }

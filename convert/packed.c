@@ -72,7 +72,7 @@ static bl_status rank_records(bl_job *j, int rank, bl_rank_manifest *m, bl_error
             BL_TRY(tensor_record(j, &pf->tensors[k], (uint32_t)m->file_count, &t[m->tensor_count++], err));
         }
         f[m->file_count++] =
-            (bl_manifest_file){.name = strchr(pf->name, '/') + 1, .bytes = pf->file_bytes, .linked = pf->linked, .rank = pf->tensors->rank};
+            (bl_manifest_file){.name = strchr(pf->name, '/') + 1, .bytes = pf->head.file_bytes, .linked = pf->linked, .rank = pf->tensors->rank};
     }
     return BL_OK;
 }

@@ -112,10 +112,13 @@ static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *sh
 static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *err)
 {
     bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4 || (p->o->target == BL_TO_RELEASED && encoded_form(p, w));
-    if ((codes && bl_weight_cols(w) > BL_VALUE_MAX_COLS) ||
-        (w->form == BL_FORM_TABLE && bl_weight_row_bytes(w) > BL_STREAM_TILE)) {
+    if (codes && bl_weight_cols(w) > BL_VALUE_MAX_COLS) {
         return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu elements are too wide, the most is %d",
                        (unsigned long long)bl_weight_cols(w), BL_VALUE_MAX_COLS);
+    }
+    if (w->form == BL_FORM_TABLE && bl_weight_row_bytes(w) > BL_STREAM_TILE) { /* rows are dealt and hashed whole */
+        return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu bytes are too wide, the most is %llu",
+                       (unsigned long long)bl_weight_row_bytes(w), (unsigned long long)BL_STREAM_TILE);
     }
     return BL_OK;
 }

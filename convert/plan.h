@@ -79,10 +79,9 @@ typedef struct bl_plan_file {
     bool aside;       /* BL_SCALES_NAME: not in the index */
     const bl_plan_tensor *tensors; /* [count], in data order */
     size_t count;
-    const char *header; /* safetensors header, header_bytes; none of a linked file */
+    bl_st_head head;    /* the safetensors header, and the bytes of the whole file; no header of a linked file */
     bool linked;        /* a file of the source as it is, with whatever else it holds */
     size_t source;      /* which */
-    uint64_t header_bytes, file_bytes;
 } bl_plan_file;
 
 typedef struct bl_plan {

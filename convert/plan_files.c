@@ -146,8 +146,7 @@ static void lay_out_linked(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tenso
 {
     f->linked = true;
     f->source = origin(tensors)->file;
-    f->file_bytes = p->c->files[f->source].file_bytes;
-    f->header = "";
+    f->head.file_bytes = p->c->files[f->source].file_bytes;
     for (size_t i = 0; i < f->count; i++) {
         tensors[i].tensor.offset = origin(&tensors[i])->offset;
         tensors[i].tensor.nbytes = origin(&tensors[i])->nbytes;
@@ -174,8 +173,7 @@ static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors
     for (size_t i = 0; i < f->count; i++) {
         scratch[i] = tensors[i].tensor;
     }
-    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, encodes, p->arena, &f->header, &f->header_bytes, &f->file_bytes,
-                        err));
+    BL_TRY(bl_st_layout(scratch, f->count, bl_st_metadata, 1, align, encodes, p->arena, &f->head, err));
     for (size_t i = 0; i < f->count; i++) {
         if (scratch[i].nbytes != bytes_of(&tensors[i])) {
             return bl_fail(err, BL_E_INTERNAL, f->name, scratch[i].name, -1, "planned bytes and shape disagree");
@@ -186,7 +184,7 @@ static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors
     }
     qsort(tensors, f->count, sizeof *tensors, by_file);
     f->tensors = tensors;
-    p->out->file_bytes += f->file_bytes;
+    p->out->file_bytes += f->head.file_bytes;
     return BL_OK;
 }
 

@@ -24,7 +24,7 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
     for (size_t f = 0; f < plan->file_count; f++) {
         const bl_plan_file *file = &plan->files[f];
         size_t first = n;
-        uint64_t at = file->header_bytes;
+        uint64_t at = file->head.header_bytes;
         parts[n] = (bl_part){.nbytes = at, .granule = BL_IO_ALIGN, .tag = n};
         n++;
         for (size_t i = 0; i < file->count; i++) {
@@ -40,7 +40,7 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
             }
         }
         if (file->linked) {
-            parts[n] = (bl_part){.nbytes = file->file_bytes - at, .granule = BL_IO_ALIGN, .tag = n};
+            parts[n] = (bl_part){.nbytes = file->head.file_bytes - at, .granule = BL_IO_ALIGN, .tag = n};
             p->pieces[n++].at = at;
         }
         p->lanes[f] = (bl_lane){.parts = parts + first, .count = n - first};
@@ -202,7 +202,7 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
         if (!piece->tensor && p->plan->files[t->lane].linked) {
             BL_TRY(bl_reader_copy(p->values.readers[p->plan->files[t->lane].source], dst, t->scratch, g->nbytes, piece->at + g->offset, err));
         } else if (!piece->tensor) {
-            memcpy(dst, p->plan->files[t->lane].header + g->offset, g->nbytes);
+            bl_st_head_copy(&p->plan->files[t->lane].head, g->offset, g->nbytes, dst);
         } else if (piece->tensor->encode && !is_late(piece)) {
             BL_TRY(encode_segment(p, piece->tensor, g, t, dst, err));
         } else if (!is_late(piece)) {

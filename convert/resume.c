@@ -70,8 +70,8 @@ static void identify_plan(const bl_job *j, bl_sha256 *h)
     }
     for (size_t i = 0; i < p->file_count; i++) {
         add_text(h, p->files[i].name);
-        add_number(h, p->files[i].file_bytes);
-        bl_sha256_update(h, p->files[i].header, p->files[i].header_bytes);
+        add_number(h, p->files[i].head.file_bytes);
+        bl_sha256_update(h, p->files[i].head.text, p->files[i].head.text_bytes);
     }
 }
 
@@ -101,9 +101,9 @@ static size_t mark_finished(bl_job *j, const char **names)
         struct stat st;
         for (size_t k = 0; k < j->journal.count; k++) { /* the last note counts */
             const bl_journal_file *noted = &j->journal.files[k];
-            if (!strcmp(noted->name, pf->name) && noted->bytes == pf->file_bytes) {
+            if (!strcmp(noted->name, pf->name) && noted->bytes == pf->head.file_bytes) {
                 memcpy(j->files[i].noted, noted->digest, sizeof noted->digest);
-                j->files[i].done = path && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == pf->file_bytes;
+                j->files[i].done = path && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == pf->head.file_bytes;
             }
         }
         if (j->files[i].done) {
@@ -173,7 +173,7 @@ bl_status bl_job_prove(bl_job *j, bl_error *err)
     }
     for (size_t i = 0; i < j->plan.file_count; i++) {
         j->kept_files += j->files[i].done;
-        j->kept_bytes += j->files[i].done ? j->plan.files[i].file_bytes : 0;
+        j->kept_bytes += j->files[i].done ? j->plan.files[i].head.file_bytes : 0;
     }
     return BL_OK;
 }

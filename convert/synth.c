@@ -17,8 +17,7 @@ typedef struct shard {
     bl_tensor *tensors; /* in data order */
     size_t *sources;    /* [count] index of each */
     size_t count;
-    const char *header;
-    uint64_t header_bytes, file_bytes;
+    bl_st_head head;
     bl_writer *writer;
 } shard;
 
@@ -107,8 +106,8 @@ static bl_status deal(synth *y, bl_error *err)
             s->tensors[s->count] = y->tensors[i];
             s->sources[s->count++] = i;
         }
-        BL_TRY(bl_st_layout(s->tensors, s->count, bl_st_metadata, 1, 8, 1, &y->arena, &s->header, &s->header_bytes, &s->file_bytes, err));
-        parts[0] = (bl_part){.nbytes = s->header_bytes, .granule = BL_IO_ALIGN};
+        BL_TRY(bl_st_layout(s->tensors, s->count, bl_st_metadata, 1, 8, 1, &y->arena, &s->head, err));
+        parts[0] = (bl_part){.nbytes = s->head.header_bytes, .granule = BL_IO_ALIGN};
         for (size_t i = 0; i < s->count; i++) {
             parts[i + 1] = (bl_part){.nbytes = s->tensors[i].nbytes, .granule = BL_SYNTH_GRANULE};
         }
@@ -138,7 +137,7 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     pthread_mutex_lock(&y->lock);
     if (!s->writer) {
         const char *path = path_of(y, s->name);
-        status = path ? bl_writer_open(&s->writer, path, s->file_bytes, err) : nomem(err);
+        status = path ? bl_writer_open(&s->writer, path, s->head.file_bytes, err) : nomem(err);
     }
     pthread_mutex_unlock(&y->lock);
     BL_TRY(status);
@@ -146,7 +145,7 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     for (size_t i = 0; i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
         if (g->part == 0) {
-            memcpy(dst, s->header + g->offset, g->nbytes);
+            bl_st_head_copy(&s->head, g->offset, g->nbytes, dst);
         } else {
             bl_synth_fill(&y->sources[s->sources[g->part - 1]], &y->normal, g->offset, g->nbytes, dst);
         }
@@ -206,8 +205,8 @@ static bl_status write_payload(synth *y, bl_synth_report *r, bl_error *err)
     r->tensors = y->count;
     for (int k = 0; k < y->o->shards; k++) {
         bl_writer_abort(&y->shards[k].writer);
-        r->file_bytes += y->shards[k].file_bytes;
-        r->tensor_bytes += y->shards[k].file_bytes - y->shards[k].header_bytes;
+        r->file_bytes += y->shards[k].head.file_bytes;
+        r->tensor_bytes += y->shards[k].head.file_bytes - y->shards[k].head.header_bytes;
     }
     return s;
 }

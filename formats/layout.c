@@ -144,10 +144,30 @@ static bl_status check_metadata(const char *const *metadata, size_t count, bl_er
     return BL_OK;
 }
 
-/* The header's text, its length field and padding, in the arena. */
+void bl_st_head_copy(const bl_st_head *h, uint64_t offset, uint64_t n, void *dst)
+{
+    uint64_t held = h->text_bytes > offset ? h->text_bytes - offset : 0;
+    held = held < n ? held : n;
+    if (held) {
+        memcpy(dst, h->text + offset, held);
+    }
+    memset((char *)dst + held, ' ', n - held);
+}
+
+bl_status bl_st_head_write(const bl_st_head *h, bl_output *out, bl_error *err)
+{
+    char piece[4096];
+    for (uint64_t at = 0, n; at < h->header_bytes; at += n) {
+        n = h->header_bytes - at < sizeof piece ? h->header_bytes - at : sizeof piece;
+        bl_st_head_copy(h, at, n, piece);
+        BL_TRY(bl_output_write(out, piece, n, at, err));
+    }
+    return BL_OK;
+}
+
+/* The header's length field and text, in the arena. */
 static bl_status write_header(bl_tensor *const *order, size_t count, const char *const *metadata,
-                              size_t metadata_count, uint32_t align, bl_arena *arena, const char **header,
-                              uint64_t *header_bytes, bl_error *err)
+                              size_t metadata_count, uint32_t align, bl_arena *arena, bl_st_head *head, bl_error *err)
 {
     sink s = {0};
     put_header(&s, order, count, metadata, metadata_count);
@@ -157,23 +177,20 @@ static bl_status write_header(bl_tensor *const *order, size_t count, const char 
                        "%zu tensors need a header of %" PRIu64 " bytes, the most is %u: use more files",
                        count, n, BL_ST_MAX_HEADER);
     }
-    s = (sink){bl_arena_alloc(arena, (size_t)total), 8};
+    s = (sink){bl_arena_alloc(arena, s.n + 8), 8};
     if (!s.buf) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for a header");
     }
     put_header(&s, order, count, metadata, metadata_count);
-    memset(s.buf + s.n, ' ', (size_t)total - s.n);
     for (int i = 0; i < 8; i++) {
         s.buf[i] = (char)(n >> 8 * i & 0xff);
     }
-    *header = s.buf;
-    *header_bytes = total;
+    *head = (bl_st_head){.text = s.buf, .text_bytes = s.n, .header_bytes = total};
     return BL_OK;
 }
 
 bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *metadata, size_t metadata_count,
-                       uint32_t align, int keep_order, bl_arena *arena, const char **header,
-                       uint64_t *header_bytes, uint64_t *file_bytes, bl_error *err)
+                       uint32_t align, int keep_order, bl_arena *arena, bl_st_head *head, bl_error *err)
 {
     uint64_t data;
     if (align < 8 || (align & (align - 1)) != 0) {
@@ -195,15 +212,15 @@ bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *meta
         } else {
             qsort(order, count, sizeof *order, by_layout);
         }
-        s = write_header(order, count, metadata, metadata_count, align, arena, header, header_bytes, err);
+        s = write_header(order, count, metadata, metadata_count, align, arena, head, err);
     }
     if (s == BL_OK) {
-        uint64_t offset = *header_bytes;
+        uint64_t offset = head->header_bytes;
         for (size_t i = 0; i < count; i++) {
             order[i]->offset = offset;
             offset += order[i]->nbytes;
         }
-        *file_bytes = offset;
+        head->file_bytes = offset;
     }
     free(order);
     return s;

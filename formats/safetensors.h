@@ -8,6 +8,7 @@
 #include "formats/arena.h"
 #include "formats/dtype.h"
 #include "formats/file.h"
+#include "formats/output.h"
 
 #include <stdbool.h>
 
@@ -50,14 +51,25 @@ typedef struct bl_st_header {
  * file field. Memory is bounded by the header's size times a small constant. */
 bl_status bl_st_read(const bl_file *f, uint32_t file_index, bl_arena *arena, bl_st_header *out, bl_error *err);
 
-/* Lay out tensors for writing: fills every tensor's nbytes and offset (absolute) and returns the finished header (8 + N
- * bytes, padded with spaces so that data begins on a multiple of align, a power of two >= 8) in the arena. Data order: as given when
- * keep_order is nonzero; else largest first, then by name, with tensors of a size that is no multiple of 8 last, widest
+/* A header to write: its text, then spaces up to header_bytes. */
+typedef struct bl_st_head {
+    const char *text; /* [text_bytes] the length field and the JSON */
+    uint64_t text_bytes;
+    uint64_t header_bytes; /* 8 + N: where the data begins */
+    uint64_t file_bytes;
+} bl_st_head;
+
+/* n bytes at offset of a header to dst. */
+void bl_st_head_copy(const bl_st_head *h, uint64_t offset, uint64_t n, void *dst);
+/* All of it to the beginning of a file. */
+bl_status bl_st_head_write(const bl_st_head *h, bl_output *out, bl_error *err);
+
+/* Lay out tensors for writing: fills every tensor's nbytes and offset (absolute) and *head, whose text is in the arena; its spaces let
+ * the data begin on a multiple of align, a power of two >= 8. Data order: as given when keep_order is nonzero; else largest first, then by name, with tensors of a size that is no multiple of 8 last, widest
  * elements first, so that every tensor is aligned for its dtype. No holes either way; the array itself is not reordered. metadata is [2 * metadata_count] key, value.
- * Refuses duplicate or illegal names, impossible shapes and headers over BL_ST_MAX_HEADER (BL_E_INPUT). *file_bytes is the complete size. */
+ * Refuses duplicate or illegal names, impossible shapes and headers over BL_ST_MAX_HEADER (BL_E_INPUT). */
 bl_status bl_st_layout(bl_tensor *tensors, size_t count, const char *const *metadata, size_t metadata_count, uint32_t align,
-                       int keep_order, bl_arena *arena, const char **header, uint64_t *header_bytes, uint64_t *file_bytes,
-                       bl_error *err);
+                       int keep_order, bl_arena *arena, bl_st_head *head, bl_error *err);
 
 /* {"format": "pt"}, which some readers insist on: __metadata__ of every checkpoint file and packed payload written here. */
 extern const char *const bl_st_metadata[2];

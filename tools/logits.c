@@ -36,8 +36,7 @@ static int64_t taken(const run *r, int64_t i, int64_t done)
 static bl_status lay_out(run *r)
 {
     const int64_t n = r->j->sequence_count;
-    const char *header;
-    uint64_t header_bytes, file_bytes;
+    bl_st_head head;
     r->tensors = bl_arena_array(&r->arena, (size_t)n, sizeof *r->tensors);
     if (!r->tensors) return out_of_memory(r);
     for (int64_t i = 0; i < n; i++) {
@@ -50,9 +49,9 @@ static bl_status lay_out(run *r)
         shape[1] = (uint64_t)bl_model_config(r->model)->vocab_size;
         r->tensors[i] = (bl_tensor){.name = name, .shape = shape, .ndim = 2, .dtype = BL_DT_F32};
     }
-    BL_TRY(bl_st_layout(r->tensors, (size_t)n, NULL, 0, 8, 1, &r->arena, &header, &header_bytes, &file_bytes, r->err));
-    BL_TRY(bl_output_open(&r->out, r->j->out, file_bytes, r->err));
-    return bl_output_write(r->out, header, header_bytes, 0, r->err);
+    BL_TRY(bl_st_layout(r->tensors, (size_t)n, NULL, 0, 8, 1, &r->arena, &head, r->err));
+    BL_TRY(bl_output_open(&r->out, r->j->out, head.file_bytes, r->err));
+    return bl_st_head_write(&head, r->out, r->err);
 }
 
 static bl_status prepare(run *r)

@@ -227,9 +227,9 @@ static bl_status describe(const parity *p, bl_arena *arena, bl_tensor **out, bl_
     return BL_OK;
 }
 
-static bl_status write_records(const parity *p, const bl_tensor *t, const char *header, uint64_t header_bytes, bl_output *o, bl_error *err)
+static bl_status write_records(const parity *p, const bl_tensor *t, const bl_st_head *head, bl_output *o, bl_error *err)
 {
-    BL_TRY(bl_output_write(o, header, header_bytes, 0, err));
+    BL_TRY(bl_st_head_write(head, o, err));
     for (size_t i = 0; i < p->count; i++) BL_TRY(bl_output_write(o, p->records[i].data, p->records[i].bytes, t[i].offset, err));
     return BL_OK;
 }
@@ -238,13 +238,12 @@ bl_status parity_write(const parity *p, const char *path, bl_error *err)
 {
     bl_arena arena = {0};
     bl_tensor *tensors = NULL;
-    const char *header;
-    uint64_t header_bytes, file_bytes;
+    bl_st_head head;
     bl_output *o = NULL;
     bl_status s = describe(p, &arena, &tensors, err);
-    if (s == BL_OK) s = bl_st_layout(tensors, p->count, NULL, 0, 8, 0, &arena, &header, &header_bytes, &file_bytes, err);
-    if (s == BL_OK) s = bl_output_open(&o, path, file_bytes, err);
-    if (s == BL_OK) s = write_records(p, tensors, header, header_bytes, o, err);
+    if (s == BL_OK) s = bl_st_layout(tensors, p->count, NULL, 0, 8, 0, &arena, &head, err);
+    if (s == BL_OK) s = bl_output_open(&o, path, head.file_bytes, err);
+    if (s == BL_OK) s = write_records(p, tensors, &head, o, err);
     if (s == BL_OK) s = bl_output_commit(&o, err);
     bl_output_abort(&o);
     bl_arena_reset(&arena);

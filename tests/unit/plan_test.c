@@ -42,7 +42,7 @@ static void check_files(const bl_plan *p, uint32_t align)
     uint64_t bytes = 0;
     for (size_t f = 0; f < p->file_count; f++) {
         const bl_plan_file *file = &p->files[f];
-        uint64_t at = file->header_bytes;
+        uint64_t at = file->head.header_bytes;
         assert_int_equal(at % align, 0);
         for (size_t i = 0; i < file->count; i++) {
             const bl_plan_tensor *t = &file->tensors[i];
@@ -58,7 +58,7 @@ static void check_files(const bl_plan *p, uint32_t align)
             at += n;
             bytes += n;
         }
-        assert_int_equal(at, file->file_bytes);
+        assert_int_equal(at, file->head.file_bytes);
         tensors += file->count;
     }
     assert_int_equal(tensors, p->tensor_count);
@@ -112,7 +112,7 @@ static void test_shard_sizes(void **state)
     for (size_t c = 0; c < sizeof caps / sizeof *caps; c++) {
         bl_plan p = plan(&(bl_plan_options){.target = BL_TO_BF16, .shard_size = caps[c]});
         for (size_t f = 0; f < p.file_count; f++) {
-            uint64_t n = p.files[f].file_bytes - p.files[f].header_bytes;
+            uint64_t n = p.files[f].head.file_bytes - p.files[f].head.header_bytes;
             assert_true(n <= caps[c] || p.files[f].count == 1);
             char name[64];
             snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", f + 1, p.file_count);
@@ -139,9 +139,35 @@ static void test_layers(void **state)
                    BL_E_USAGE, "--layers");
 }
 
+/* Rows of codes and rows of tables have limits of their own, and the message names the one that applies. */
+static void test_widths(void **state)
+{
+    static const struct {
+        bl_form form;
+        uint64_t most;
+        const char *says;
+    } limits[] = {{BL_FORM_FP8, BL_VALUE_MAX_COLS, "131073 elements|the most is 131072"},
+                  {BL_FORM_TABLE, BL_STREAM_TILE, "8388609 bytes|the most is 8388608"}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        bl_error e;
+        bl_plan p;
+        bl_weight *w = binding.weights;
+        while (w->form != limits[i].form) {
+            w++;
+        }
+        bl_weight before = *w;
+        w->part.cols = limits[i].most + 1;
+        bl_error_clear(&e);
+        expect_failure(bl_plan_make(source, &binding, &(bl_plan_options){.target = BL_TO_BF16, .shard_size = 1 << 30}, &arena, &p, &e),
+                       &e, BL_E_INPUT, limits[i].says);
+        *w = before;
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_tensor_has_one_action), cmocka_unit_test(test_actions),
-                                              cmocka_unit_test(test_shard_sizes), cmocka_unit_test(test_layers)};
+                                              cmocka_unit_test(test_shard_sizes), cmocka_unit_test(test_layers),
+                                              cmocka_unit_test(test_widths)};
     return cmocka_run_group_tests(tests, open_demo, close_demo);
 }
