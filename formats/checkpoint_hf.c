@@ -24,6 +24,7 @@ typedef struct folder {
     bool has_index;
     entry *entries; /* sorted by tensor */
     size_t entry_count;
+    bl_json last_file; /* text of the last entry's: an index names few files, mostly the same as in the line before */
     bool has_total;
     uint64_t total_size;
     const char **shards; /* names the index uses (or, without one, those in the folder), sorted, each once */
@@ -70,6 +71,11 @@ static bl_status read_entry(folder *f, const char *text, bl_json key, bl_json va
     if (value.kind != BL_JSON_STRING) {
         return bl_build_report(f->b, f->index_path, e.tensor, offset, "its file name is not a string");
     }
+    if (f->entry_count && value.n == f->last_file.n && memcmp(value.p, f->last_file.p, value.n) == 0) {
+        e.file = f->entries[f->entry_count - 1].file;
+        f->entries[f->entry_count++] = e;
+        return BL_OK;
+    }
     e.file = take_string(f, value, &m);
     if (!e.file) {
         return no_memory(f);
@@ -78,6 +84,7 @@ static bl_status read_entry(folder *f, const char *text, bl_json key, bl_json va
         return bl_build_report(f->b, f->index_path, e.tensor, offset, "'%s' may not be the name of a shard",
                                e.file);
     }
+    f->last_file = value;
     f->entries[f->entry_count++] = e;
     return BL_OK;
 }
@@ -136,13 +143,16 @@ static bl_status collect_shards(folder *f)
     if (!f->shards) {
         return no_memory(f);
     }
+    size_t count = 0;
     for (size_t i = 0; i < f->entry_count; i++) {
-        f->shards[i] = f->entries[i].file;
+        if (i == 0 || f->entries[i].file != f->entries[i - 1].file) {
+            f->shards[count++] = f->entries[i].file;
+        }
     }
-    if (f->entry_count) {
-        qsort(f->shards, f->entry_count, sizeof *f->shards, by_text);
+    if (count) {
+        qsort(f->shards, count, sizeof *f->shards, by_text);
     }
-    for (size_t i = 0; i < f->entry_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (f->shard_count == 0 || strcmp(f->shards[f->shard_count - 1], f->shards[i]) != 0) {
             f->shards[f->shard_count++] = f->shards[i];
         }
@@ -266,39 +276,36 @@ static bl_status open_shards(folder *f)
     return note_unread(f);
 }
 
-static bl_status check_entry(folder *f, const entry *e)
+/* An entry of the index whose tensor no shard that was read has. */
+static bl_status report_missing(folder *f, const entry *e)
 {
-    const bl_checkpoint *c = f->b->c;
     int64_t place = f->opened[shard_place(f, e->file)];
-    const bl_tensor *t = bl_checkpoint_find(c, e->tensor);
-    if (t && place >= 0 && t->file != (uint32_t)place) {
-        BL_TRY(bl_build_report(f->b, f->index_path, e->tensor, -1, "the index says %s, it is in %s", e->file,
-                               c->files[t->file].name));
-    } else if (!t && place >= 0) {
-        BL_TRY(bl_build_report(f->b, c->files[place].path, e->tensor, -1,
-                               "missing: the index says it is in this shard"));
-    }
-    return BL_OK;
+    return place < 0 ? BL_OK
+                     : bl_build_report(f->b, f->b->c->files[place].path, e->tensor, -1, "missing: the index says it is in this shard");
 }
 
-static int tensor_against_entry(const void *name, const void *e)
+static bl_status check_place(folder *f, const entry *e, const bl_tensor *t)
 {
-    return strcmp(name, ((const entry *)e)->tensor);
+    const char *file = f->b->c->files[t->file].name;
+    if (strcmp(file, e->file) == 0 || f->opened[shard_place(f, e->file)] < 0) {
+        return BL_OK;
+    }
+    return bl_build_report(f->b, f->index_path, e->tensor, -1, "the index says %s, it is in %s", e->file, file);
 }
 
-/* Both ways: what the index names is where it says, and nothing else is there. */
+/* Both ways: what the index names is where it says, and nothing else is there. Both lists are sorted by name. */
 static bl_status check_against_index(folder *f)
 {
     const bl_checkpoint *c = f->b->c;
-    for (size_t i = 0; i < f->entry_count; i++) {
-        BL_TRY(check_entry(f, &f->entries[i]));
-    }
-    for (size_t i = 0; i < c->tensor_count; i++) {
-        const bl_tensor *t = &c->tensors[i];
-        if (!f->entry_count ||
-            !bsearch(t->name, f->entries, f->entry_count, sizeof *f->entries, tensor_against_entry)) {
-            BL_TRY(bl_build_report(f->b, c->files[t->file].path, t->name, -1, "is not in the index"));
-        }
+    for (size_t i = 0, k = 0; i < f->entry_count || k < c->tensor_count;) {
+        const entry *e = &f->entries[i];
+        const bl_tensor *t = &c->tensors[k];
+        int order = i == f->entry_count ? 1 : k == c->tensor_count ? -1 : strcmp(e->tensor, t->name);
+        BL_TRY(order < 0   ? report_missing(f, e)
+               : order > 0 ? bl_build_report(f->b, c->files[t->file].path, t->name, -1, "is not in the index")
+                           : check_place(f, e, t));
+        i += order <= 0;
+        k += order >= 0;
     }
     if (f->b->options->tolerate && f->has_total && f->total_size != c->tensor_bytes && !f->unread) {
         BL_TRY(bl_build_report(f->b, f->index_path, "metadata.total_size", -1,

@@ -1,0 +1,65 @@
+"""Reading the headers and the index of whole models: sparse shards stand for the weights."""
+import json
+import resource
+
+import pytest
+
+import headers
+from conftest import BUILD
+
+MEMORY = 64 << 20
+SANITIZED = b"__asan_init" in (BUILD / "tools" / "baleen").read_bytes()  # has memory of its own
+
+
+def limit():
+    if not SANITIZED:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
+@pytest.fixture(scope="module")
+def released(shared, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("released") / "model"
+    rows = headers.released(shared / "data" / "tensor_inventory.json")
+    return folder, headers.write_folder(folder, rows, (shared / "data" / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def v3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("v3") / "model"
+    rows, config = headers.v3()
+    return folder, len(rows), headers.write_folder(folder, rows, config)
+
+
+def test_released_model_within_memory(baleen, released):
+    folder, total = released
+    r = baleen("inspect", folder, "--json", preexec_fn=limit)
+    j = json.loads(r.out)
+    assert (r.rc, j["tensors"], j["tensor_bytes"], j["files"]) == (0, 96085, 510286023000, 48) and total == j["tensor_bytes"]
+    classes = {c["class"]: c for c in j["classes"]}
+    assert classes["Engram tables"]["bytes"] == 202758032400 and classes["draft layers"]["bytes"] == 7932874632
+    assert baleen("verify", "--level", "1", folder, preexec_fn=limit).rc == 0
+
+
+def test_v3_within_memory(baleen, v3):
+    folder, count, total = v3
+    r = baleen("inspect", folder, "--json", preexec_fn=limit)
+    j = json.loads(r.out)
+    assert (r.rc, j["tensors"], j["tensor_bytes"]) == (0, count, total), r.err
+
+
+def test_index_and_shards_are_held_against_each_other_in_order(baleen, tmp_path):
+    rows = [(k % 2, f"layers.{k}.w.weight", "BF16", [4, 4]) for k in range(8)]
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    headers.write_folder(tmp_path / "m", rows, {})
+    j = json.loads(index.read_text())
+    files = sorted(set(j["weight_map"].values()))
+    j["weight_map"]["layers.9.w.weight"] = files[0]  # in no shard
+    j["weight_map"]["layers.4.w.weight"] = files[1]  # in the other
+    del j["weight_map"]["layers.7.w.weight"]
+    index.write_text(json.dumps(j))
+    r = baleen("verify", "--level", "0", tmp_path / "m")
+    said = [line for line in (r.out + r.err).splitlines() if "layers." in line]
+    assert r.rc == 1 and len(said) == 3, r.out + r.err
+    assert "'layers.4.w.weight'" in said[0] and "it is in " + files[0] in said[0]
+    assert "'layers.7.w.weight'" in said[1] and "is not in the index" in said[1]
+    assert "'layers.9.w.weight'" in said[2] and "the index says it is in this shard" in said[2]
