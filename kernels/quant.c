@@ -103,6 +103,7 @@ void bl_quant_init(bl_quant_kernels *t, unsigned cpu)
     };
 #if defined(__x86_64__)
     if (cpu & BL_CPU_AVX2) bl_quant_init_avx2(t);
+    if (cpu & BL_CPU_AVX512) bl_quant_init_avx512(t);
 #elif defined(__aarch64__)
     if (cpu & BL_CPU_NEON) bl_quant_init_neon(t);
 #endif

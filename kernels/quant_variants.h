@@ -21,6 +21,7 @@ extern const int16_t bl_fp4_threshold[2][7];
 
 /* Each overlays the entries it has on a table filled for the level below it. */
 void bl_quant_init_avx2(bl_quant_kernels *t);
+void bl_quant_init_avx512(bl_quant_kernels *t);
 void bl_quant_init_neon(bl_quant_kernels *t);
 
 #endif
