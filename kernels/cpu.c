@@ -7,8 +7,7 @@ static const struct {
     unsigned bit, mask; /* mask: the level and everything it stands on */
 } levels[] = {
     /* highest first, so that the first match names a mask */
-    {"avx512bf16", BL_CPU_AVX512BF16, BL_CPU_AVX2 | BL_CPU_AVX512 | BL_CPU_AVX512VBMI | BL_CPU_AVX512BF16},
-    {"avx512vbmi", BL_CPU_AVX512VBMI, BL_CPU_AVX2 | BL_CPU_AVX512 | BL_CPU_AVX512VBMI},
+    {"avx512bf16", BL_CPU_AVX512BF16, BL_CPU_AVX2 | BL_CPU_AVX512 | BL_CPU_AVX512BF16},
     {"avx512", BL_CPU_AVX512, BL_CPU_AVX2 | BL_CPU_AVX512},
     {"avx2", BL_CPU_AVX2, BL_CPU_AVX2},
     {"neon", BL_CPU_NEON, BL_CPU_NEON},
@@ -44,8 +43,6 @@ unsigned bl_cpu_detect(void)
     found |= BL_CPU_AVX2;
     if (!has(state, XCR0_AVX512) || !has(b7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL)) return found;
     found |= BL_CPU_AVX512;
-    if (!has(c7, bit_AVX512VBMI)) return found;
-    found |= BL_CPU_AVX512VBMI;
     if (a7 >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, bit_AVX512BF16)) found |= BL_CPU_AVX512BF16;
     return found;
 }

@@ -6,8 +6,7 @@
 enum {
     BL_CPU_AVX2 = 1 << 0,       /* AVX2, FMA, F16C, BMI2 */
     BL_CPU_AVX512 = 1 << 1,     /* AVX-512 F, BW, DQ, VL (and AVX2) */
-    BL_CPU_AVX512VBMI = 1 << 2, /* VBMI on top: byte permutes for table lookups */
-    BL_CPU_AVX512BF16 = 1 << 3, /* vdpbf16ps on top */
+    BL_CPU_AVX512BF16 = 1 << 2, /* vdpbf16ps on top */
     BL_CPU_NEON = 1 << 8        /* aarch64 Advanced SIMD */
 };
 
@@ -18,7 +17,7 @@ unsigned bl_cpu_detect(void);
  * as many on an Intel Xeon with 2 MiB of L2 a core. True for AMD. Pure. */
 int bl_cpu_fast_dot(void);
 
-/* "c", "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon", "native" -> mask of that level and below, 0 for "c";
+/* "c", "avx2", "avx512", "avx512bf16", "neon", "native" -> mask of that level and below, 0 for "c";
  * returns 0 on success, -1 for an unknown name. The result may exceed what the CPU has: and it with bl_cpu_detect(). */
 int bl_cpu_parse(const char *name, unsigned *mask);
 /* Name of the highest level in mask, "c" for 0. */

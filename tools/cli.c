@@ -170,7 +170,7 @@ int cli_cpu(const cli_command *c, const char *level, unsigned *mask)
 {
     unsigned have = bl_cpu_detect(), want = have;
     if (level && bl_cpu_parse(level, &want))
-        return cli_usage_error(c, "--cpu takes c, avx2, avx512, avx512vbmi, avx512bf16, neon or native, not '%.40s'", level);
+        return cli_usage_error(c, "--cpu takes c, avx2, avx512, avx512bf16, neon or native, not '%.40s'", level);
     if (level && strcmp(level, "native") != 0 && (want & have) != want)
         return cli_usage_error(c, "this CPU has no %s (highest level: %s)", level, bl_cpu_name(have));
     *mask = want & have;

@@ -20,7 +20,7 @@ static const struct {
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
-static const char *const levels[] = {"c", "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon"};
+static const char *const levels[] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
 enum { LEVELS = sizeof levels / sizeof levels[0] };
 
 static check state;

@@ -7,7 +7,7 @@ for h in $(git ls-files -co --exclude-standard '*.h'); do
     extra=""
     case $h in kernels/x86/*) [ "$(uname -m)" = x86_64 ] || continue
         extra="-mavx2 -mfma -mf16c -mbmi2"
-        case $h in *avx512*) extra="$extra -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512bf16" ;; esac ;;
+        case $h in *avx512*) extra="$extra -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16" ;; esac ;;
     kernels/arm/*) [ "$(uname -m)" = aarch64 ] || continue ;;
     esac
     printf '#include "%s"\n#include "%s"\n' "$h" "$h" |

@@ -51,7 +51,7 @@ int bench_begin(bench *b, cli_command *c, const cli_option *own, int argc, char 
     const cli_option common[] = {
         {"threads", CLI_INT, &b->threads, "N", "threads (default: one, then all CPUs of this process)"},
         {"rounds", CLI_INT, &b->rounds, "N", "rounds in which all subjects take turns"},
-        {"cpu", CLI_STRING, &b->level, "LEVEL", "kernels up to c, avx2, avx512, avx512vbmi, avx512bf16, neon (default: native)"},
+        {"cpu", CLI_STRING, &b->level, "LEVEL", "kernels up to c, avx2, avx512, avx512bf16, neon (default: native)"},
         {"json", CLI_FLAG, &b->json, NULL, "print one JSON document"},
         {NULL, 0, NULL, NULL, NULL},
     };
