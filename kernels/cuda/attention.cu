@@ -8,7 +8,7 @@
 namespace bl {
 
 enum {
-    THREADS = 256, HEADS = 16, SLOTS = BL_ATTN_BLOCK, PAD = 8,
+    THREADS = 256, HEADS = BL_CUDA_HEAD_TILE, SLOTS = BL_ATTN_BLOCK, PAD = 8,
     VALUE_THREADS = HEADS * WARP, TILES = BL_CUDA_MAX_HEAD_DIM / 8 / HEADS /* of 8 columns a warp of values_kernel has at most */
 };
 
@@ -180,9 +180,9 @@ __device__ __forceinline__ void score_slots(float total[4], const uint16_t *q, c
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, warp = threadIdx.x / WARP;
     const int64_t stride = d + PAD;
     for (int i = 0; i < 4; i++) total[i] = 0;
-    for (int64_t k0 = 0; k0 < d; k0 += 256) {
+    for (int64_t k0 = 0; k0 < d; k0 += BL_DOT_SEGMENT) {
         float c[4] = {0, 0, 0, 0};
-        const int64_t end = k0 + 256 < d ? k0 + 256 : d;
+        const int64_t end = k0 + BL_DOT_SEGMENT < d ? k0 + BL_DOT_SEGMENT : d;
         for (int64_t k = k0 + 4 * t; k < end; k += 16) {
             const uint2 low = *(const uint2 *)(q + g * stride + k), high = *(const uint2 *)(q + (g + 8) * stride + k);
             const fragment_a a = {{low.x, high.x, low.y, high.y}};
@@ -444,16 +444,6 @@ void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
     cudaFuncSetAttribute(values_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, value_bytes);
     slot_scores_kernel<<<dim3((unsigned)T, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1)), THREADS, score_bytes, s>>>(*a, *a->t);
     values_kernel<<<dim3((unsigned)T, (unsigned)tiles, blocks_of(a->d, slice)), VALUE_THREADS, value_bytes, s>>>(*a, slice);
-}
-
-size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots)
-{
-    return (size_t)(T * ((heads + HEADS - 1) / HEADS * HEADS) * ((slots + SLOTS - 1) / SLOTS * SLOTS)) * sizeof(float);
-}
-
-size_t bl_cuda_attend_rows(int64_t T, int64_t slots)
-{
-    return (size_t)(T * ((slots + SLOTS - 1) / SLOTS * SLOTS)) * sizeof(uint8_t *);
 }
 
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)

@@ -8,6 +8,7 @@
 #ifndef BL_KERNELS_CUDA_CUDA_H
 #define BL_KERNELS_CUDA_CUDA_H
 
+#include "kernels/cuda/dot.h"
 #include "kernels/linear.h"
 
 #include <stdbool.h>
@@ -26,6 +27,7 @@ enum {
     BL_CUDA_MAX_HEAD_DIM = 512,
     BL_CUDA_MAX_SLOTS = 2048,    /* of attention: window and selected entries */
     BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
+    BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
 
@@ -68,7 +70,7 @@ typedef struct bl_cuda_product {
     int64_t groups, x_step, row_step, y_step;
 } bl_cuda_product;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
-/* parts[segment][t][r] = the sums of single segments (ceil(cols / 256) of them), for a kernel that adds them itself. */
+/* parts[segment][t][r] = the sums of single segments (ceil(cols / BL_DOT_SEGMENT) of them), for a kernel that adds them itself. */
 void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *parts);
 
 /* y [rows, n] = fp8 rounding of x (row stride ldx). May be in place. */

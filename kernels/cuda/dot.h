@@ -6,6 +6,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     BL_DOT_STEP = 16,    /* elements of K that one tensor core step takes */
     BL_DOT_SEGMENT = 256 /* elements of K in a chain of steps; segments are added in float32 */
@@ -24,5 +28,9 @@ float bl_dot_row(const uint16_t *a, const uint16_t *b, int64_t n);
 float bl_dot_row_f32(const float *a, const uint16_t *b, int64_t n);
 /* Parts of x: the sum of parts[0..2] is x where no part is subnormal. */
 void bl_dot_split(uint16_t parts[3], float x);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -6,7 +6,7 @@
 namespace bl {
 
 enum {
-    ROWS = 16, SEGMENT = 256, STEPS = SEGMENT / 16,
+    ROWS = 16, SEGMENT = BL_DOT_SEGMENT, STEPS = SEGMENT / BL_DOT_STEP,
     MANY = 5,  /* warps of a block where there are many blocks: K of 1280, 2304 and 5120 leave few of them idle */
     FEW = 20,  /* where there are few: a segment of K = 5120 for each */
     FEW_BLOCKS = 200
@@ -431,17 +431,6 @@ void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *p
     if (nt == 1) parts_kernel<BL_W_F32, 1><<<grid, WARP, 0, s>>>(a, parts);
     else if (nt == 2) parts_kernel<BL_W_F32, 2><<<grid, WARP, 0, s>>>(a, parts);
     else parts_kernel<BL_W_F32, 4><<<grid, WARP, 0, s>>>(a, parts);
-}
-
-int64_t bl_cuda_unit_slots(int64_t T)
-{
-    return T <= 64 ? 8 : T <= 256 ? 16 : 32;
-}
-
-int64_t bl_cuda_max_units(int64_t T, int64_t k, int64_t E)
-{
-    const int64_t most = E + T * k / bl_cuda_unit_slots(T);
-    return T * k < most ? T * k : most;
 }
 
 void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p)

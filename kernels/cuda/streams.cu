@@ -3,7 +3,7 @@
 
 namespace bl {
 
-enum { THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MIX = S * (2 + S), PART = 256 /* elements of a segment of a product */ };
+enum { THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MIX = S * (2 + S), PART = BL_DOT_SEGMENT };
 
 __global__ void embed_kernel(uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t D)
 {

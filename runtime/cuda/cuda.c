@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCORE_FLOATS = 64 << 20 /* of the index scores, unless a single query needs more */, PART = 256 };
+enum { SCORE_FLOATS = 64 << 20 /* of the index scores, unless a single query needs more */ };
 
 /* ---- the plan: every buffer of a pass, made once from the config */
 
@@ -25,7 +25,7 @@ static int64_t max64(int64_t a, int64_t b)
 static int64_t widest(const bl_cuda *c)
 {
     const bl_config *f = &c->config;
-    const int64_t columns = f->engram_count ? (int64_t)(f->engram_max_ngram_size - 1) * f->engram_n_heads : 0;
+    const int64_t columns = bl_config_engram_columns(f);
     const int64_t out = (int64_t)c->shard.groups.count * f->o_lora_rank;
     return max64(max64(f->hidden_size, f->q_lora_rank), max64(max64(out, columns * f->engram_head_dim), f->head_dim));
 }
@@ -52,7 +52,7 @@ static bl_status allocate(bl_cuda *c, bl_error *err)
     const uint64_t k = (uint64_t)f->num_experts_per_tok, inter = (uint64_t)f->moe_intermediate_size;
     const uint64_t heads = (uint64_t)f->index_n_heads, width = (uint64_t)f->index_head_dim, groups = (uint64_t)c->shard.groups.count;
     const uint64_t group_in = cuda_line((uint64_t)c->shard.heads.count * d / groups * 2) / 2, slots = T * k;
-    const uint64_t mix = BL_HC_MULT * (2 + BL_HC_MULT), segments = (BL_HC_MULT * D + PART - 1) / PART;
+    const uint64_t mix = BL_HC_MULT * (2 + BL_HC_MULT), segments = bl_pieces(BL_HC_MULT * D, BL_DOT_SEGMENT);
     const uint64_t size = f->candidate_block_size > 0 ? (uint64_t)f->candidate_block_size : 1;
     c->score_floats = f->kv_source_count ? max64(SCORE_FLOATS, 2 * f->max_position_embeddings) : 0;
     const buffer list[] = {

@@ -15,9 +15,7 @@
 #include <unistd.h>
 #include <vector>
 
-extern "C" {
 #include "kernels/cuda/dot.h"
-}
 
 static void check(cudaError_t e, const char *what)
 {
