@@ -73,5 +73,10 @@ int bl_config_index_source(const bl_config *c, int layer); /* latest index sourc
 bool bl_config_is_kv_source(const bl_config *c, int layer);
 bool bl_config_is_index_source(const bl_config *c, int layer);
 int bl_config_engram_index(const bl_config *c, int layer); /* position in engram_layer_ids, -1 = none */
+/* Table rows that a token looks up in each Engram layer; 0 without Engram. */
+static inline int64_t bl_config_engram_columns(const bl_config *c)
+{
+    return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
+}
 
 #endif

@@ -34,6 +34,21 @@ typedef struct bl_matrix {
     const uint8_t *scale;
 } bl_matrix;
 
+enum { BL_SCALE_ROWS = 32 /* rows that share a scale in BL_W_FP8 */ };
+
+static inline uint64_t bl_matrix_code_bytes(const bl_matrix *m)
+{
+    const uint64_t n = (uint64_t)m->rows * (uint64_t)m->cols;
+    return m->kind == BL_W_BF16 ? 2 * n : m->kind == BL_W_F32 ? 4 * n : m->kind == BL_W_FP4 ? n / 2 : n;
+}
+
+static inline uint64_t bl_matrix_scale_bytes(const bl_matrix *m)
+{
+    const uint64_t rows = (uint64_t)m->rows, blocks = ((uint64_t)m->cols + 31) / 32;
+    if (m->kind == BL_W_FP4) return rows * blocks;
+    return m->kind == BL_W_FP8 ? (rows + BL_SCALE_ROWS - 1) / BL_SCALE_ROWS * blocks : 0;
+}
+
 typedef struct bl_linear_kernels {
     const char *name;
     /* Bytes of a prepared activation for tokens x cols, and of the scratch one call of rows needs. */

@@ -5,9 +5,8 @@
 #include "kernels/linear.h"
 
 enum {
-    BL_LANES = 16,     /* float32 accumulators of an output element */
-    BL_BLOCK = 32,     /* elements of K that one step of all lanes takes, and what shares a scale */
-    BL_SCALE_ROWS = 32 /* rows that share a scale in BL_W_FP8 */
+    BL_LANES = 16, /* float32 accumulators of an output element */
+    BL_BLOCK = 32  /* elements of K that one step of all lanes takes, and what shares a scale */
 };
 
 static inline int64_t bl_matrix_row_bytes(const bl_matrix *w)

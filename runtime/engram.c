@@ -162,7 +162,7 @@ static bl_status fill(bl_engram *e, const bl_config *c, const bl_tokenizer *t, b
 bl_status bl_engram_create(bl_engram **out, const bl_config *c, const bl_tokenizer *t, bl_error *err)
 {
     *out = NULL;
-    int64_t columns = (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads;
+    int64_t columns = bl_config_engram_columns(c);
     if (c->engram_max_ngram_size < 2 || c->engram_max_ngram_size > MAX_ORDER || c->engram_n_heads < 1 || columns > MAX_COLUMNS)
         return bl_fail(err, BL_E_INPUT, NULL, "engram_max_ngram_size", -1, "orders and heads give %lld columns", (long long)columns);
     if (c->engram_vocab_size < 2 || c->engram_vocab_size > MAX_FLOOR)

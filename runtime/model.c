@@ -16,11 +16,6 @@ static bl_status out_of_memory(bl_error *err)
 
 /* ---- scratch */
 
-static int64_t engram_columns(const bl_config *c)
-{
-    return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
-}
-
 static bl_status allocate_device(bl_model *m, bl_error *err)
 {
     const bl_config *c = &m->config;
@@ -37,7 +32,7 @@ static bl_status allocate_device(bl_model *m, bl_error *err)
         {&s->qr, (uint64_t)c->q_lora_rank * 2},
         {&s->q, query * 2},
         {&s->o, query * 2},
-        {&s->e, (uint64_t)engram_columns(c) * (uint64_t)c->engram_head_dim * 2},
+        {&s->e, (uint64_t)bl_config_engram_columns(c) * (uint64_t)c->engram_head_dim * 2},
         {&s->kv, bl_window_row_bytes(c->head_dim)},
         {&s->pre[0], S * 4},
         {&s->pre[1], S * 4},
@@ -74,7 +69,7 @@ static bl_status allocate_host(bl_model *m, bl_error *err)
     s->position = calloc(T, sizeof *s->position);
     s->wanted = calloc(T, sizeof *s->wanted);
     s->spans = calloc(T, sizeof *s->spans);
-    s->engram_rows = calloc(T * (size_t)(engram_columns(&m->config) * m->config.engram_count + 1), sizeof *s->engram_rows);
+    s->engram_rows = calloc(T * (size_t)(bl_config_engram_columns(&m->config) * m->config.engram_count + 1), sizeof *s->engram_rows);
     return s->ids && s->span_of && s->position && s->wanted && s->spans && s->engram_rows ? BL_OK : out_of_memory(err);
 }
 

@@ -107,7 +107,7 @@ static void measure(resolver *r)
     const bl_config *c = r->config;
     const bl_shard *s = r->shard;
     const int64_t hidden = c->hidden_size;
-    const int64_t columns = c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
+    const int64_t columns = bl_config_engram_columns(c);
     const int64_t dims[DIMS] = {
         [ONE] = 1,
         [HIDDEN] = hidden,

@@ -175,7 +175,7 @@ static void engram(builder *b, int index)
 {
     const bl_config *c = b->c;
     int64_t hidden = c->hidden_size;
-    int64_t gathered = (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads * c->engram_head_dim;
+    int64_t gathered = bl_config_engram_columns(c) * c->engram_head_dim;
     matrix(b, BL_SLOT_TABLE, "engram.embed.weight", c->engram_num_embeddings[index], c->engram_head_dim);
     matrix(b, BL_SLOT_DENSE, "engram.wkv.weight", hidden * (BL_HC_MULT + 1), gathered);
     matrix(b, BL_SLOT_BF16, "engram.q_weight", BL_HC_MULT, hidden);

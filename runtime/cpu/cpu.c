@@ -174,7 +174,7 @@ typedef struct widths {
 static widths measure(const bl_cpu *c)
 {
     const bl_config *f = &c->config;
-    const int64_t columns = f->engram_count ? (int64_t)(f->engram_max_ngram_size - 1) * f->engram_n_heads : 0;
+    const int64_t columns = bl_config_engram_columns(f);
     return (widths){.hidden = f->hidden_size,
                     .streams = (int64_t)BL_HC_MULT * f->hidden_size,
                     .low = f->q_lora_rank,

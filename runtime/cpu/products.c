@@ -2,8 +2,7 @@
 #include "runtime/cpu/cpu.h"
 
 enum {
-    TILE_BYTES = 512 << 10, /* of weights, for few tokens: long enough to stream, short enough to balance */
-    SCALE_ROWS = 32         /* rows of fp8 that share their scales, and what a kernel prepares from them */
+    TILE_BYTES = 512 << 10 /* of weights, for few tokens: long enough to stream, short enough to balance */
 };
 
 static int64_t min64(int64_t a, int64_t b)
@@ -101,7 +100,7 @@ int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int6
 {
     int64_t tile = tokens <= CPU_FEW ? min64(TILE_BYTES / row_bytes(w) + 1, CPU_TILE_MAX) : CPU_TILE;
     tile = min64(tile, rows / (4 * c->threads));
-    if (w->kind == BL_W_FP8 && multiple < SCALE_ROWS) multiple = SCALE_ROWS;
+    if (w->kind == BL_W_FP8 && multiple < BL_SCALE_ROWS) multiple = BL_SCALE_ROWS; /* and what kernels prepare from scales */
     tile = (tile + multiple - 1) / multiple * multiple;
     return tile ? tile : multiple;
 }

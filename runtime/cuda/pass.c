@@ -7,11 +7,6 @@
 
 enum { LEAST_ENTRIES = 1024 };
 
-static int64_t columns_of(const bl_config *c)
-{
-    return c->engram_count ? (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads : 0;
-}
-
 /* ---- tables */
 
 /* Host and device memory for tables with that many bytes. */
@@ -245,7 +240,7 @@ bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)
 {
     plan_tables(c);
     BL_TRY(grow_tables(c, c->layout.pages + 4096, err));
-    const int64_t columns = columns_of(&c->config), width = c->config.engram_head_dim;
+    const int64_t columns = bl_config_engram_columns(&c->config), width = c->config.engram_head_dim;
     if (columns) {
         c->rows_bytes = cuda_line((uint64_t)(c->max_tokens * columns) * (uint64_t)(width + width / 32));
         const uint64_t bytes = c->rows_bytes * (uint64_t)c->config.engram_count;

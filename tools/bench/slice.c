@@ -86,17 +86,10 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 24;
 }
 
-static uint64_t code_bytes(const bl_matrix *m)
+/* Engram tables have a scale for each row. */
+static uint64_t scale_bytes(const bl_matrix *m, bool table)
 {
-    const uint64_t n = (uint64_t)m->rows * (uint64_t)m->cols;
-    return m->kind == BL_W_BF16 ? 2 * n : m->kind == BL_W_F32 ? 4 * n : m->kind == BL_W_FP4 ? n / 2 : n;
-}
-
-static uint64_t scale_bytes(const bl_matrix *m, bool host)
-{
-    const uint64_t rows = (uint64_t)m->rows, blocks = ((uint64_t)m->cols + 31) / 32;
-    if (m->kind == BL_W_FP4 || host) return rows * blocks;
-    return m->kind == BL_W_FP8 ? (rows + 31) / 32 * blocks : 0;
+    return table ? (uint64_t)m->rows * ((uint64_t)m->cols / 32) : bl_matrix_scale_bytes(m);
 }
 
 /* Values of a size that keeps activations near 1 through a product of these columns. */
@@ -130,7 +123,7 @@ static int scale_byte(const bl_matrix *m)
 static bl_status make_view(slice *s, bench *b, const bl_handle *h, uint8_t *pattern, int sets, bl_error *err)
 {
     bl_matrix *m = h->view;
-    const uint64_t codes = code_bytes(m), scales = scale_bytes(m, h->host);
+    const uint64_t codes = bl_matrix_code_bytes(m), scales = scale_bytes(m, h->host);
     const int n = h->count < sets ? h->count : sets;
     void *code_memory, *scale_memory = NULL;
     make_pattern(pattern, m->kind, m->rows == 1 ? 1 : m->cols); /* norms and biases stay near 1 */
@@ -172,7 +165,7 @@ static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_erro
     bl_weights *w = &s->model->weights;
     static uint8_t pattern[TEMPLATE];
     const bl_expert *e = &w->layers[0].experts[0];
-    const uint64_t one = code_bytes(&e->w1) * 3 + scale_bytes(&e->w1, false) * 3;
+    const uint64_t one = bl_matrix_code_bytes(&e->w1) * 3 + bl_matrix_scale_bytes(&e->w1) * 3;
     s->expert_sets = expert_bytes / one < 8 ? 8 : expert_bytes / one > 384 ? 384 : (int)(expert_bytes / one);
     for (size_t i = 0; i < w->handle_count; i++)
         if (!expert_of_later_layer(w, w->handles[i].view)) BL_TRY(make_view(s, b, &w->handles[i], pattern, s->expert_sets, err));
@@ -345,7 +338,7 @@ slice_cost slice_step_cost(const slice *s, int64_t tokens)
         if (h->host || m == &w->embed) continue;
         const int k = s->model->config.num_experts_per_tok;
         const double reads = h->count > 1 ? touched(h->count, k, tokens) : 1, times = h->count > 1 ? k : 1;
-        cost.bytes += reads * (double)(code_bytes(m) + scale_bytes(m, false));
+        cost.bytes += reads * (double)(bl_matrix_code_bytes(m) + bl_matrix_scale_bytes(m));
         if (m->rows > 1) cost.flop += (double)tokens * times * 2 * (double)m->rows * (double)m->cols;
     }
     return cost;
