@@ -16,6 +16,12 @@
 
 struct bl_cache;
 
+/* Bytes up to a whole line of 256: what buffers and tables in device memory are placed at. */
+static inline uint64_t bl_line(uint64_t bytes)
+{
+    return bl_pieces(bytes, 256) * 256;
+}
+
 /* Consecutive tokens of one sequence within a pass. */
 typedef struct bl_pass_span {
     const struct bl_cache *cache;
@@ -49,6 +55,8 @@ struct bl_backend {
     /* ---- memory: device addresses aligned to 64 bytes, contents undefined; NULL when there is no more. Thread-safe. */
     void *(*alloc)(bl_backend *b, uint64_t bytes);
     void (*release)(bl_backend *b, void *device); /* NULL is fine */
+    /* Bytes of device memory that were ever allocated, those of the backend itself and of weights included; NULL: not counted. */
+    uint64_t (*allocated)(bl_backend *b);
     void (*upload)(bl_backend *b, void *device, const void *host, uint64_t bytes);
     void (*download)(bl_backend *b, void *host, const void *device, uint64_t bytes);
     /* Device address of a weight's bytes at host, which stay mapped as long as the backend lives; align is what the kernels
@@ -120,6 +128,7 @@ typedef struct bl_cpu_options {
 typedef struct bl_cuda_options {
     int64_t max_tokens; /* of a pass: bounds its scratch */
     bl_pool *pool;      /* borrowed; copies weights and Engram rows */
+    const struct bl_memory_plan *plan; /* memory_plan.h; zeros where none was made: then everything grows on demand */
 } bl_cuda_options;
 
 /* BL_E_USAGE: no usable GPU, or a build without CUDA; BL_E_NOMEM names what did not fit. Weights must not be imported while a pass
@@ -127,7 +136,11 @@ typedef struct bl_cuda_options {
 bl_status bl_backend_cuda(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cuda_options *o, bl_error *err);
 /* Is there a GPU, and does this build know what to do with it? */
 bool bl_cuda_usable(void);
+/* Memory that the current GPU has free, what the CUDA runtime itself needs not counted. Fails as bl_backend_cuda does. */
+bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err);
 
+/* Memory that a CPU backend makes for its passes, some of which is used only by large ones. */
+bl_status bl_cpu_scratch_bytes(uint64_t *bytes, const bl_config *c, const bl_shard *shard, const bl_cpu_options *o, bl_error *err);
 bl_status bl_backend_cpu(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cpu_options *o, bl_error *err);
 
 #endif

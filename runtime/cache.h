@@ -30,13 +30,22 @@ typedef struct bl_page {
     uint8_t *keys;    /* [64] rows of bl_index_row_bytes(index_head_dim) */
 } bl_page;
 
-/* The pages of a model. Thread-safe. */
+/* Room for the windows and open pairs of a sequence. */
+typedef struct bl_place {
+    struct bl_place *next; /* in the free list */
+    uint8_t *memory;
+} bl_place;
+
+/* The pages of a model, and places for sequences. Thread-safe. */
 typedef struct bl_page_pool {
     bl_backend *backend;
     uint64_t latent_bytes, key_bytes; /* of a page */
+    uint64_t window_bytes, place_bytes; /* of a sequence; the open pairs lie behind the windows */
     pthread_mutex_t lock;
     bl_page *free;
-    bl_arena arena; /* page headers */
+    bl_place *free_places;
+    bool fixed;     /* nothing is added to what bl_page_pool_fix has made */
+    bl_arena arena; /* headers of pages and places */
     void **slabs;   /* device memory */
     size_t slab_count;
 } bl_page_pool;
@@ -49,6 +58,7 @@ typedef struct bl_entries {
 typedef struct bl_cache {
     const bl_config *config;
     bl_page_pool *pool;
+    bl_place *place;      /* where windows and open lie */
     uint8_t *windows;     /* [layers][ring rows][row bytes] */
     float *open;          /* [KV sources][2][head_dim] */
     bl_entries *entries;  /* [KV sources] */
@@ -56,10 +66,12 @@ typedef struct bl_cache {
     uint64_t layer_bytes; /* of one layer's ring */
 } bl_cache;
 
-bl_status bl_page_pool_init(bl_page_pool *p, bl_backend *b, const bl_config *c, bl_error *err);
+bl_status bl_page_pool_init(bl_page_pool *p, bl_backend *b, const bl_config *c, int layers, bl_error *err);
+/* All of the memory at once, for so many sequences and pages; from then on there is no more. */
+bl_status bl_page_pool_fix(bl_page_pool *p, int sequences, int64_t pages, bl_error *err);
 void bl_page_pool_destroy(bl_page_pool *p);
 
-bl_status bl_cache_init(bl_cache *c, const bl_config *config, int layers, bl_page_pool *pool, bl_error *err);
+bl_status bl_cache_init(bl_cache *c, const bl_config *config, bl_page_pool *pool, bl_error *err);
 void bl_cache_destroy(bl_cache *c);
 /* Empty again; pages go back to the pool. */
 void bl_cache_reset(bl_cache *c);
@@ -67,6 +79,10 @@ void bl_cache_reset(bl_cache *c);
 bl_status bl_cache_reserve(bl_cache *c, int64_t tokens, bl_error *err);
 /* Bytes a sequence of that many tokens takes. */
 uint64_t bl_cache_bytes(const bl_config *c, int layers, int64_t tokens);
+/* The parts of that: what every sequence takes, pages of one with that many tokens, bytes of a page. */
+uint64_t bl_cache_place_bytes(const bl_config *c, int layers);
+int64_t bl_cache_pages(const bl_config *c, int64_t tokens);
+uint64_t bl_cache_page_bytes(const bl_config *c);
 
 /* The ring row of a position, and the rows of a source's entry. */
 static inline uint8_t *bl_cache_window(const bl_cache *c, int layer, int64_t position)

@@ -17,12 +17,20 @@ typedef enum bl_check { BL_CHECK_NONE = 0, BL_CHECK_FAST, BL_CHECK_FULL } bl_che
 /* Where a model is computed. AUTO: a GPU if there is one and the build has the backend, else the CPU. */
 typedef enum bl_device { BL_DEVICE_CPU = 0, BL_DEVICE_CUDA, BL_DEVICE_AUTO } bl_device;
 
+/* Room for sequences that is made when a model is opened, so that nothing runs out later. All 0: the cache grows on demand. */
+typedef struct bl_cache_room {
+    int sequences;   /* at once */
+    int64_t context; /* tokens of one; 0 = max_position_embeddings */
+    int64_t tokens;  /* of all; 0 = sequences * context, or what the device has memory for */
+} bl_cache_room;
+
 typedef struct bl_model_options {
     bl_access access;
     bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL verifies at level 3 first */
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
     bl_device device;
+    bl_cache_room cache; /* used on a GPU; on the CPU memory that is not used costs nothing */
     bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */
     /* For tests that prove the parity checks: may replace CPU kernels before anything runs. NULL = none. */
     void (*adjust)(bl_linear_kernels *linear, bl_op_kernels *ops);
@@ -32,6 +40,10 @@ typedef struct bl_model_options {
  * shape held against the config; draft and vision tensors are ignored. */
 bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err);
 void bl_model_close(bl_model **m);
+/* What bl_model_open would take: nothing of any payload is read, and no GPU is needed when memory (what it has free) is stated. 0 =
+ * that of the GPU there is, or not known where there is none. BL_E_NOMEM, with *out filled in: it would be refused. */
+struct bl_memory_plan;
+bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err);
 /* "cpu", "cuda" */
 const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);
@@ -47,6 +59,8 @@ void bl_sequence_destroy(bl_sequence **s);
 int64_t bl_sequence_length(const bl_sequence *s); /* tokens processed so far */
 /* Back to empty, keeping memory. */
 void bl_sequence_reset(bl_sequence *s);
+/* Take what a sequence of so many tokens needs now, where there is a fixed room for all: it cannot run out later. */
+bl_status bl_sequence_reserve(bl_sequence *s, int64_t tokens, bl_error *err);
 /* Bytes a sequence of n tokens takes. */
 uint64_t bl_sequence_bytes(const bl_model *m, int64_t n);
 

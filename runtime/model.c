@@ -16,48 +16,60 @@ static bl_status out_of_memory(bl_error *err)
 
 /* ---- scratch */
 
-static bl_status allocate_device(bl_model *m, bl_error *err)
+enum { SCRATCH_BUFFERS = 17 };
+
+typedef struct scratch_buffer {
+    size_t at; /* of its pointer in bl_scratch */
+    uint64_t bytes;
+} scratch_buffer;
+
+static void list_scratch(scratch_buffer list[SCRATCH_BUFFERS], const bl_config *c, const bl_shard *shard)
 {
-    const bl_config *c = &m->config;
     const uint64_t T = BL_PASS_TOKENS, D = (uint64_t)c->hidden_size, S = BL_HC_MULT;
-    const uint64_t query = (uint64_t)m->shard.heads.count * (uint64_t)c->head_dim;
-    bl_scratch *s = &m->scratch;
-    const struct {
-        void *at;
-        uint64_t bytes; /* for a token */
-    } buffers[] = {
-        {&s->streams, S * D * 2},
-        {&s->x, D * 2},
-        {&s->y, D * 2},
-        {&s->qr, (uint64_t)c->q_lora_rank * 2},
-        {&s->q, query * 2},
-        {&s->o, query * 2},
-        {&s->e, (uint64_t)bl_config_engram_columns(c) * (uint64_t)c->engram_head_dim * 2},
-        {&s->kv, bl_window_row_bytes(c->head_dim)},
-        {&s->pre[0], S * 4},
-        {&s->pre[1], S * 4},
-        {&s->post, S * 4},
-        {&s->comb, S * S * 4},
-        {&s->partial, D * 4},
-        {&s->gates, (uint64_t)c->num_experts_per_tok * 4},
-        {&s->selected, (uint64_t)c->index_topk * 4},
-        {&s->candidates, (uint64_t)c->candidate_topk_blocks * 4},
-        {&s->experts, (uint64_t)c->num_experts_per_tok * 4},
+    const uint64_t query = (uint64_t)shard->heads.count * (uint64_t)c->head_dim;
+    const uint64_t gathered = (uint64_t)bl_config_engram_columns(c) * (uint64_t)c->engram_head_dim;
+    const scratch_buffer buffers[SCRATCH_BUFFERS] = {
+        {offsetof(bl_scratch, streams), T * S * D * 2},
+        {offsetof(bl_scratch, x), T * D * 2},
+        {offsetof(bl_scratch, y), T * D * 2},
+        {offsetof(bl_scratch, qr), T * (uint64_t)c->q_lora_rank * 2},
+        {offsetof(bl_scratch, q), T * query * 2},
+        {offsetof(bl_scratch, o), T * query * 2},
+        {offsetof(bl_scratch, e), T * gathered * 2},
+        {offsetof(bl_scratch, kv), T * bl_window_row_bytes(c->head_dim)},
+        {offsetof(bl_scratch, pre[0]), T * S * 4},
+        {offsetof(bl_scratch, pre[1]), T * S * 4},
+        {offsetof(bl_scratch, post), T * S * 4},
+        {offsetof(bl_scratch, comb), T * S * S * 4},
+        {offsetof(bl_scratch, partial), T * D * 4},
+        {offsetof(bl_scratch, gates), T * (uint64_t)c->num_experts_per_tok * 4},
+        {offsetof(bl_scratch, selected), T * (uint64_t)c->index_topk * 4},
+        {offsetof(bl_scratch, candidates), T * (uint64_t)c->candidate_topk_blocks * 4},
+        {offsetof(bl_scratch, experts), T * (uint64_t)c->num_experts_per_tok * 4},
     };
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
-        void *p = m->backend->alloc(m->backend, T * buffers[i].bytes);
-        if (!p) return out_of_memory(err);
-        memcpy(buffers[i].at, &p, sizeof p);
-    }
-    return BL_OK;
+    memcpy(list, buffers, sizeof buffers);
 }
 
-static void release_device(bl_model *m)
+uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard)
 {
-    bl_scratch *s = &m->scratch;
-    void *buffers[] = {s->streams, s->x,    s->y,    s->qr,      s->q,     s->o,        s->e,          s->kv,     s->pre[0],
-                       s->pre[1],  s->post, s->comb, s->partial, s->gates, s->selected, s->candidates, s->experts};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) m->backend->release(m->backend, buffers[i]);
+    scratch_buffer list[SCRATCH_BUFFERS];
+    uint64_t total = 0;
+    list_scratch(list, c, shard);
+    for (int i = 0; i < SCRATCH_BUFFERS; i++) total += bl_line(list[i].bytes);
+    return total;
+}
+
+static bl_status allocate_device(bl_model *m, bl_error *err)
+{
+    scratch_buffer list[SCRATCH_BUFFERS];
+    list_scratch(list, &m->config, &m->shard);
+    uint8_t *p = m->scratch.memory = m->backend->alloc(m->backend, bl_scratch_bytes(&m->config, &m->shard));
+    if (!p) return out_of_memory(err);
+    for (int i = 0; i < SCRATCH_BUFFERS; i++) {
+        memcpy((uint8_t *)&m->scratch + list[i].at, &p, sizeof p);
+        p += bl_line(list[i].bytes);
+    }
+    return BL_OK;
 }
 
 static bl_status allocate_host(bl_model *m, bl_error *err)
@@ -83,20 +95,31 @@ static void release_host(bl_scratch *s)
     free(s->engram_rows);
 }
 
+static bl_cpu_options cpu_options(const bl_model *m, const bl_model_options *o)
+{
+    return (bl_cpu_options){.cpu = o->cpu, .max_tokens = BL_PASS_TOKENS, .pool = m->pool, .adjust = o->adjust};
+}
+
+static bl_device chosen_device(const bl_model_options *o)
+{
+    return o->device == BL_DEVICE_AUTO ? bl_cuda_usable() ? BL_DEVICE_CUDA : BL_DEVICE_CPU : o->device;
+}
+
 static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error *err)
 {
-    const bl_cpu_options cpu = {.cpu = o->cpu, .max_tokens = BL_PASS_TOKENS, .pool = m->pool, .adjust = o->adjust};
-    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS, .pool = m->pool};
-    if (o->device == BL_DEVICE_CUDA || (o->device == BL_DEVICE_AUTO && bl_cuda_usable()))
-        return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
+    const bl_cpu_options cpu = cpu_options(m, o);
+    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS, .pool = m->pool, .plan = &m->plan};
+    if (chosen_device(o) == BL_DEVICE_CUDA) return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
     return bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err);
 }
 
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err)
 {
-    BL_TRY(bl_pool_create(&m->pool, o->threads, err));
+    if (!m->pool) BL_TRY(bl_pool_create(&m->pool, o->threads, err));
     BL_TRY(create_backend(m, o, err));
-    BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, err));
+    BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, m->shard.layers.count, err));
+    if (m->plan.device == BL_DEVICE_CUDA && m->plan.sequences)
+        BL_TRY(bl_page_pool_fix(&m->pages, m->plan.sequences, m->plan.pages, err));
     BL_TRY(allocate_device(m, err));
     m->comm = bl_comm_single();
     return allocate_host(m, err);
@@ -166,17 +189,58 @@ static bl_status prove(const char *path, const bl_model_options *o, bl_error *er
     return s == BL_E_FINDING ? BL_E_INPUT : s;
 }
 
-static bl_status open_model(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
+/* Everything that needs no payload. */
+static bl_status describe(bl_model *m, const char *path, bl_error *err)
 {
     BL_TRY(bl_checkpoint_open(&m->checkpoint, path, NULL, err));
     BL_TRY(check_kind(m->checkpoint, path, err));
     m->config = m->checkpoint->config;
     m->shard = bl_shard_single(&m->config);
-    BL_TRY(bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, err));
+    return bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, err);
+}
+
+static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memory, bl_error *err)
+{
+    bl_memory_request r = {.device = chosen_device(o), .max_tokens = BL_PASS_TOKENS, .cache = o->cache, .memory = memory};
+    BL_TRY(bl_pool_create(&m->pool, o->threads, err));
+    const bl_cpu_options cpu = cpu_options(m, o);
+    if (r.device == BL_DEVICE_CPU) BL_TRY(bl_cpu_scratch_bytes(&r.scratch_bytes, &m->config, &m->shard, &cpu, err));
+    return bl_memory_plan_make(&m->plan, &r, &m->config, &m->shard, &m->weights, err);
+}
+
+/* The plan is what happened, or there is a fault in one of the two. */
+static bl_status check_plan(const bl_model *m, bl_error *err)
+{
+    const bl_backend *b = m->backend;
+    const uint64_t planned = m->plan.total[BL_MEMORY_DEVICE], have = b->allocated ? b->allocated(m->backend) : planned;
+    if (have == planned) return BL_OK;
+    return bl_fail(err, BL_E_INTERNAL, NULL, NULL, -1, "%llu bytes of device memory were allocated where the plan says %llu",
+                   (unsigned long long)have, (unsigned long long)planned);
+}
+
+static bl_status open_model(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
+{
+    uint64_t memory = 0;
+    BL_TRY(describe(m, path, err));
     BL_TRY(open_tokenizer(m, path, o, err));
+    if (chosen_device(o) == BL_DEVICE_CUDA) BL_TRY(bl_cuda_free_memory(&memory, err));
+    BL_TRY(make_plan(m, o, memory, err));
     if (o->check == BL_CHECK_FULL) BL_TRY(prove(path, o, err));
     BL_TRY(bl_model_prepare(m, o, err));
-    return bl_weights_load(&m->weights, m->checkpoint, o->access, m->backend, err);
+    BL_TRY(bl_weights_load(&m->weights, m->checkpoint, o->access, m->backend, err));
+    return check_plan(m, err);
+}
+
+bl_status bl_model_plan(bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err)
+{
+    bl_model *m = calloc(1, sizeof *m);
+    if (!m) return out_of_memory(err);
+    bl_status s = describe(m, path, err);
+    if (s == BL_OK && !memory && chosen_device(options) == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
+    if (s == BL_OK) s = make_plan(m, options, memory, err);
+    *out = m->plan;
+    bl_model_close(&m);
+    return s;
 }
 
 bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err)
@@ -194,7 +258,7 @@ void bl_model_close(bl_model **model)
 {
     bl_model *m = *model;
     if (!m) return;
-    if (m->backend) release_device(m);
+    if (m->backend) m->backend->release(m->backend, m->scratch.memory);
     release_host(&m->scratch);
     bl_page_pool_destroy(&m->pages);
     if (m->backend) m->backend->destroy(m->backend);
@@ -236,7 +300,7 @@ bl_status bl_sequence_create(bl_sequence **out, bl_model *m, bl_error *err)
     bl_sequence *s = calloc(1, sizeof *s);
     if (!s) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for a sequence");
     s->model = m;
-    bl_status status = bl_cache_init(&s->cache, &m->config, m->shard.layers.count, &m->pages, err);
+    bl_status status = bl_cache_init(&s->cache, &m->config, &m->pages, err);
     if (status != BL_OK) bl_sequence_destroy(&s);
     *out = s;
     return status;
@@ -259,6 +323,11 @@ void bl_sequence_reset(bl_sequence *s)
 {
     bl_cache_reset(&s->cache);
     s->length = 0;
+}
+
+bl_status bl_sequence_reserve(bl_sequence *s, int64_t tokens, bl_error *err)
+{
+    return s->model->pages.fixed ? bl_cache_reserve(&s->cache, tokens, err) : BL_OK;
 }
 
 uint64_t bl_sequence_bytes(const bl_model *m, int64_t n)

@@ -6,6 +6,7 @@
 #include "runtime/cache.h"
 #include "runtime/comm.h"
 #include "runtime/forward.h"
+#include "runtime/memory_plan.h"
 #include "runtime/weights.h"
 
 /* Tokens of one pass at most: enough that reading an expert's weights is shared by several tokens, few enough that scratch stays
@@ -14,7 +15,8 @@ enum { BL_PASS_TOKENS = 512 };
 
 /* Buffers of a pass, sized for BL_PASS_TOKENS when the model is opened. Shapes as in backend.h. */
 typedef struct bl_scratch {
-    /* device */
+    /* device, in one piece of bl_scratch_bytes */
+    uint8_t *memory;
     uint16_t *streams, *x, *y, *qr, *q, *o, *e;
     uint8_t *kv;
     float *pre[2], *post, *comb, *partial, *gates;
@@ -37,6 +39,7 @@ struct bl_model {
     bl_comm *comm;
     bl_page_pool pages;
     bl_scratch scratch;
+    bl_memory_plan plan; /* zeros: none was made */
 };
 
 struct bl_sequence {
@@ -46,7 +49,10 @@ struct bl_sequence {
     bool in_batch; /* while bl_forward looks for sequences that occur twice */
 };
 
-/* Pool, backend, page pool and scratch for m->config and m->shard. adjust as in bl_cpu_options. */
+/* Device memory of a bl_scratch. */
+uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard);
+
+/* Pool, backend, page pool and scratch for m->config, m->shard and m->plan. */
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err);
 
 /* One pass through the backbone and, for the wanted tokens, the head. */

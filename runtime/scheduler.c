@@ -110,8 +110,12 @@ static bl_status take_place(bl_scheduler *s, bl_running *r, bl_job *j, bl_error 
         bl_seen_prompt(r->seen, j->prompt, j->prompt_count);
     }
     bl_status status = bl_sequence_create(&r->sequence, s->model, err);
-    if (status != BL_OK)
+    if (status == BL_OK)
+        status = bl_sequence_reserve(r->sequence, j->prompt_count + j->max_tokens, err);
+    if (status != BL_OK) {
+        bl_sequence_destroy(&r->sequence);
         free(r->seen);
+    }
     return status;
 }
 

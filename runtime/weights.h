@@ -83,6 +83,7 @@ typedef struct bl_weights {
     void **copies; /* [copy_count] host memory of what had to be laid out anew */
     size_t copy_count;
     bl_arena arena; /* of the arrays above */
+    int64_t version; /* goes up whenever views are pointed elsewhere */
 } bl_weights;
 
 /* Find every tensor the text model needs and hold its dtype and shape against the config: all views' kinds and shapes are set,
@@ -93,6 +94,11 @@ bl_status bl_weights_describe(bl_weights *out, const bl_config *c, const bl_shar
 /* Map the files and fill in the addresses. Engram tables are always mapped, whatever access says: they are never resident. */
 struct bl_backend;
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, struct bl_backend *b, bl_error *err);
+/* Columns of a matrix as kernels take it: a multiple of 32. */
+static inline int64_t bl_weights_padded(const bl_matrix *m)
+{
+    return (m->cols + 31) / 32 * 32;
+}
 /* After the backend is gone or no longer used: unmaps. */
 void bl_weights_destroy(bl_weights *w);
 

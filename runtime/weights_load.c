@@ -8,8 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { K_BLOCK = 32 }; /* kernels/linear.h walks K in blocks of this */
-
 /* Tensors of a file that are closer than this share a region. Between the small Engram tensors lie whole tables. */
 #define MERGE_GAP ((uint64_t)16 << 20)
 
@@ -121,7 +119,7 @@ static const uint8_t *stored_bytes(const loader *l, const bl_matrix *view)
 /* A matrix whose rows are no multiple of 32 long gets zeros at their ends. Scales have a byte for the partial block already. */
 static bl_status pad_columns(loader *l, bl_matrix *m)
 {
-    const int64_t cols = m->cols, padded = (cols + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
+    const int64_t cols = m->cols, padded = bl_weights_padded(m);
     const size_t size = m->kind == BL_W_BF16 ? sizeof(uint16_t) : 1;
     if (padded == cols) return BL_OK;
     void *copy;
@@ -165,6 +163,7 @@ bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access acces
         BL_TRY(pad_columns(&l, &w->layers[i].wo_a));
         if (w->layers[i].engram_slot >= 0) BL_TRY(multiply_qk(&l, &w->layers[i]));
     }
+    w->version++;
     return BL_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "runtime/scheduler.h"
 #include "runtime/server.h"
 #include "tools/cli.h"
+#include "tools/memory_plan.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -19,6 +20,8 @@ static const char details[] =
     "MODEL is a packed model or an HF checkpoint folder; without it the demo model is served.\n"
     "The server listens at once and says so; /health answers 503 until the model is ready, which a second line reports.\n"
     "Routes: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /server_info, /health, /metrics.\n"
+    "On a GPU all memory is taken at the start by a plan: a model that does not fit is refused with the numbers, the cache gets what\n"
+    "is left (up to --max-requests times --max-context tokens). --plan prints it and ends; --memory plans for a GPU that is not here.\n"
     "SIGTERM or SIGINT: no new requests, running ones may take --drain seconds, then they are ended; exit 0. A second one\n"
     "ends the server at once.\n";
 
@@ -27,6 +30,8 @@ typedef struct settings {
     bl_model_options model;
     const char *path;
     double drain;
+    bool plan, json;  /* print it, and how */
+    uint64_t memory;  /* to plan for */
     char *own_key, *own_name; /* where they are not borrowed from the command line */
 } settings;
 
@@ -99,6 +104,21 @@ static int serve(const settings *o, sigset_t *signals)
     return cli_finish("baleend", 0);
 }
 
+/* What would be taken, without taking it. */
+static int show_plan(const settings *o)
+{
+    bl_memory_plan plan;
+    bl_error err = {0};
+    const bl_status s = bl_model_plan(&plan, o->path, &o->model, o->memory, &err);
+    if (s != BL_OK && (s != BL_E_NOMEM || !plan.count))
+        return cli_report("baleend", s, &err);
+    if (o->json)
+        plan_print_json(&plan);
+    else
+        plan_print(&plan, o->path);
+    return cli_finish("baleend", s == BL_OK ? 0 : 1);
+}
+
 /* The folder's own name, without trailing slashes. */
 static char *folder_name(const char *path)
 {
@@ -153,6 +173,10 @@ static int read_settings(int argc, char **argv, settings *o)
         {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
         {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
         {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
+        {"cache-tokens", CLI_INT, &o->model.cache.tokens, "N", "on a GPU: room for tokens of all sequences (default: what its memory allows)"},
+        {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
+        {"memory", CLI_SIZE, &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
+        {"json", CLI_FLAG, &o->json, NULL, "with --plan: as one JSON document"},
         {"timeout", CLI_REAL, &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
         {"ping", CLI_REAL, &v->ping, "SECONDS", "silence after which a stream gets a comment line (default 15)"},
         {"drain", CLI_REAL, &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
@@ -177,6 +201,10 @@ static int read_settings(int argc, char **argv, settings *o)
         return cli_usage_error(&c, "--step-tokens takes 1 or more");
     if (v->max_context < 0 || v->max_context == 1)
         return cli_usage_error(&c, "--max-context takes 2 or more, or 0 for the model's");
+    if (o->model.cache.tokens < 0)
+        return cli_usage_error(&c, "--cache-tokens takes 1 or more, or 0 for what fits");
+    if ((o->memory || o->json) && !o->plan)
+        return cli_usage_error(&c, "--memory and --json go with --plan");
     if (v->max_body < 1 || v->max_body > MAX_BODY)
         return cli_usage_error(&c, "--max-body takes 1 byte to 1TiB");
     if (o->drain < 0 || o->drain > 1e9 || v->timeout < 1 || v->timeout > 1e6 || v->ping < 0.1 || v->ping > 1e6)
@@ -203,6 +231,8 @@ static int read_settings(int argc, char **argv, settings *o)
     o->model.access = (bl_access[]){BL_ACCESS_AUTO, BL_ACCESS_MMAP, BL_ACCESS_PREAD}[how];
     o->model.check = (bl_check[]){BL_CHECK_NONE, BL_CHECK_FAST, BL_CHECK_FULL}[level];
     o->model.threads = (int)threads;
+    o->model.cache.sequences = (int)requests;
+    o->model.cache.context = v->max_context;
     o->model.need_tokenizer = true;
     return -1;
 }
@@ -212,7 +242,9 @@ int main(int argc, char **argv)
     settings o = {.server = {.host = "127.0.0.1", .max_body = 64u << 20, .step_tokens = 512, .timeout = 120, .ping = 15}, .drain = 30};
     sigset_t signals;
     int rc = read_settings(argc, argv, &o);
-    if (rc < 0) {
+    if (rc < 0 && o.plan) {
+        rc = show_plan(&o);
+    } else if (rc < 0) {
         sigemptyset(&signals);
         sigaddset(&signals, SIGTERM);
         sigaddset(&signals, SIGINT);

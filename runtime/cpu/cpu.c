@@ -48,6 +48,7 @@ void *bl_cpu_keep(bl_cpu *c, uint64_t bytes)
     if (!m) return NULL;
     m->next = c->owned;
     c->owned = m;
+    c->kept += bytes;
     return (uint8_t *)m + CPU_ALIGN;
 }
 
@@ -307,5 +308,15 @@ bl_status bl_backend_cpu(bl_backend **out, const bl_config *config, const bl_sha
     }
     for (int k = 0; k < 2; k++) bl_rope_frequencies(c->frequency[k], config, k == 1);
     *out = &c->base;
+    return BL_OK;
+}
+
+bl_status bl_cpu_scratch_bytes(uint64_t *bytes, const bl_config *c, const bl_shard *shard, const bl_cpu_options *o, bl_error *err)
+{
+    bl_backend *b; /* what it does not touch it does not take */
+    *bytes = 0;
+    BL_TRY(bl_backend_cpu(&b, c, shard, o, err));
+    *bytes = cpu_of(b)->kept;
+    b->destroy(b);
     return BL_OK;
 }

@@ -41,6 +41,7 @@ typedef struct bl_cpu {
     int64_t max_tokens;
     int64_t group_in; /* columns of wo_a as stored */
     cpu_memory *owned; /* freed with the backend */
+    uint64_t kept;     /* their bytes */
 
     float *frequency[2]; /* [R / 2]: plain, compressed */
     float *rotation[2];  /* [max_tokens][R / 2][2] of the pass's positions */

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda.h"
 #include "runtime/backend.h"
 #include "runtime/cache.h"
+#include "runtime/memory_plan.h"
 
 #include <pthread.h>
 
@@ -26,11 +27,28 @@ typedef struct cuda_layout {
     uint64_t ids, position, span_of, spans, source_pages, wanted, pages; /* pages last: only those in use are copied */
 } cuda_layout;
 
-/* Bytes up to a whole line of 256: what buffers and tables are placed at. */
-static inline uint64_t cuda_line(uint64_t bytes)
-{
-    return bl_pieces(bytes, 256) * 256;
-}
+/* What a buffer is for. */
+typedef enum cuda_use { CUDA_ACTIVATIONS = 0, CUDA_ATTENTION, CUDA_INDEX, CUDA_EXPERTS, CUDA_ENGRAM, CUDA_USES } cuda_use;
+
+typedef struct cuda_buffer {
+    size_t at; /* of its pointer in bl_cuda */
+    cuda_use use;
+    uint64_t bytes;
+} cuda_buffer;
+
+enum { CUDA_BUFFERS = 48 };
+
+/* What the backend takes. */
+typedef struct cuda_sizes {
+    cuda_layout layout;
+    cuda_buffer buffers[CUDA_BUFFERS]; /* one after the other, each in whole lines */
+    size_t count;
+    uint64_t used[CUDA_USES]; /* their sums */
+    int64_t score_floats;
+    uint64_t rows_bytes;  /* Engram rows of one table */
+    uint64_t table_bytes; /* a pass's tables, on both sides; more is allocated when a pass needs more */
+    int64_t logits_rows;  /* likewise */
+} cuda_sizes;
 
 typedef struct bl_cuda {
     bl_backend base; /* first: a bl_backend * is a bl_cuda * */
@@ -47,11 +65,14 @@ typedef struct bl_cuda {
     uint8_t *stage[CUDA_STAGES]; /* pinned */
     void *stage_free[CUDA_STAGES]; /* events: the buffer has been copied */
     int next_stage;
-    const bl_weights *known; /* whose experts are in the table */
+    const bl_weights *known; /* whose experts are in the table, and their version */
+    int64_t known_version;
     bl_cuda_expert *experts; /* device [layers][experts] */
 
+    cuda_sizes sizes;
+    uint64_t allocated; /* device memory, ever */
+
     /* tables of a pass */
-    cuda_layout layout;
     uint8_t *host_tables, *device_tables;
     uint64_t table_bytes;
     bl_cuda_tables tables;
@@ -60,12 +81,11 @@ typedef struct bl_cuda {
     cuda_graph *graphs, *graph; /* all; the one being recorded or repeated */
     int graph_count;
     uint8_t *host_rows, *device_rows; /* gathered Engram rows of each table: [max_tokens * columns] codes, then scales */
-    uint64_t rows_bytes;              /* of one table */
     float *host_logits, *device_logits; /* [wanted, vocab]; grown */
     int64_t logits_rows;
     float *frequency; /* device [2][R / 2] */
 
-    /* scratch for max_tokens tokens; device */
+    /* scratch for max_tokens tokens; device: sizes.buffers says how much */
     uint8_t *memory;
     uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
     uint16_t *up, *gate, *act, *out, *shared_up, *shared_gate, *shared_act, *shared_out, *x_rounded;
@@ -75,7 +95,6 @@ typedef struct bl_cuda {
     uint8_t *index_rows;
     uint32_t *best;
     bl_cuda_groups groups;
-    int64_t score_floats;
 } bl_cuda;
 
 static inline bl_cuda *cuda_of(bl_backend *b)
@@ -88,13 +107,18 @@ static inline bool cuda_quantised(const bl_matrix *w)
     return w->kind == BL_W_FP8 || w->kind == BL_W_FP4;
 }
 
+/* ---- plan.c. Pure; plan says what the cache is planned for. */
+void bl_cuda_measure(cuda_sizes *out, const bl_config *c, const bl_shard *shard, int64_t max_tokens, const bl_memory_plan *plan);
+uint64_t bl_cuda_logits_bytes(const bl_shard *shard, int64_t rows);
+
 /* ---- memory.c */
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes);
 void bl_cuda_release(bl_backend *b, void *device);
 void bl_cuda_upload(bl_backend *b, void *device, const void *host, uint64_t bytes);
 void bl_cuda_download(bl_backend *b, void *host, const void *device, uint64_t bytes);
 bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err);
-bl_status bl_cuda_memory_create(bl_cuda *c, bl_error *err);
+/* weight_bytes: room for weights made at once; 0 = as they come. */
+bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err);
 void bl_cuda_memory_destroy(bl_cuda *c);
 /* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
 bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
@@ -113,7 +137,7 @@ void bl_cuda_gather(bl_cuda *c, const bl_layer *l);
 void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l);
 static inline uint64_t cuda_row_offset(const bl_cuda *c, const bl_layer *l)
 {
-    return (uint64_t)l->engram_slot * c->rows_bytes;
+    return (uint64_t)l->engram_slot * c->sizes.rows_bytes;
 }
 
 /* ---- graph.c: whether the pass is recorded already (then end launches it), or is recorded now. */

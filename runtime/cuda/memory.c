@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGN = 256, COPY_PART = 1 << 20 };
+enum { COPY_PART = 1 << 20 };
 #define STAGE_BYTES ((uint64_t)32 << 20)
 #define SLAB_BYTES ((uint64_t)256 << 20)
 
@@ -21,8 +21,11 @@ bl_status bl_cuda_check(int code, const char *doing, bl_error *err)
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes)
 {
     void *p = NULL;
+    bytes = bl_line(bytes ? bytes : 1);
     pthread_mutex_lock(&cuda_of(b)->lock);
-    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+    if (cudaMalloc(&p, bytes) == cudaSuccess) {
+        cuda_of(b)->allocated += bytes;
+    } else {
         (void)cudaGetLastError(); /* running out is no fault that lasts */
         p = NULL;
     }
@@ -65,27 +68,30 @@ void bl_cuda_join(bl_cuda *c)
 
 /* ---- weights */
 
-/* Room for a weight: small ones share slabs, large ones have their own. */
+/* A slab more, in front where it has room left. */
+static cuda_slab *add_slab(bl_cuda *c, uint64_t bytes, bool full)
+{
+    cuda_slab *s = malloc(sizeof *s);
+    if (!s) return NULL;
+    *s = (cuda_slab){.bytes = bytes};
+    if (!(s->memory = bl_cuda_alloc(&c->base, bytes))) {
+        free(s);
+        return NULL;
+    }
+    cuda_slab **link = full && c->slabs ? &c->slabs->next : &c->slabs;
+    s->next = *link;
+    *link = s;
+    return s;
+}
+
+/* Room for a weight: small ones share slabs, large ones have their own. With a plan there is one slab for all. */
 static void *place(bl_cuda *c, uint64_t bytes)
 {
     cuda_slab *s = c->slabs;
-    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    bytes = bl_line(bytes);
     if (!s || s->bytes - s->used < bytes) {
-        cuda_slab *fresh = malloc(sizeof *fresh);
-        if (!fresh) return NULL;
-        *fresh = (cuda_slab){.bytes = bytes > SLAB_BYTES / 4 ? bytes : SLAB_BYTES};
-        if (!(fresh->memory = bl_cuda_alloc(&c->base, fresh->bytes))) {
-            free(fresh);
-            return NULL;
-        }
-        if (s && fresh->bytes == bytes) { /* full at once: the one that has room stays in front */
-            fresh->next = s->next;
-            s->next = fresh;
-        } else {
-            fresh->next = s;
-            c->slabs = fresh;
-        }
-        s = fresh;
+        const bool large = bytes > SLAB_BYTES / 4;
+        if (!(s = add_slab(c, large ? bytes : SLAB_BYTES, large))) return NULL;
     }
     void *at = s->memory + s->used;
     s->used += bytes;
@@ -125,8 +131,10 @@ bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, u
     return BL_OK;
 }
 
-bl_status bl_cuda_memory_create(bl_cuda *c, bl_error *err)
+bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
 {
+    if (weight_bytes && !add_slab(c, weight_bytes, false))
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for weights of %llu bytes", (unsigned long long)weight_bytes);
     for (int i = 0; i < CUDA_STAGES; i++) {
         BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->stage[i], STAGE_BYTES, cudaHostAllocDefault), "pinning staging buffers", err));
         BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->stage_free[i], cudaEventDisableTiming), "events", err));

@@ -10,6 +10,12 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "this build has no CUDA backend");
 }
 
+bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err)
+{
+    *bytes = 0;
+    return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "this build has no CUDA backend");
+}
+
 bool bl_cuda_usable(void)
 {
     return false;

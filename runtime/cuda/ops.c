@@ -68,8 +68,9 @@ static void round_sum(bl_backend *b, const bl_pass *p, uint16_t *y, const float 
 static void head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre)
 {
     bl_cuda *c = cuda_of(b);
-    const int64_t *wanted = (const int64_t *)(const void *)(c->device_tables + c->layout.wanted);
-    bl_cuda_collapse(c->stream, c->head_x, NULL, H, pre, p->weights->norm.codes, wanted, p->wanted_count, hidden(c), c->config.rms_norm_eps);
+    const int64_t *wanted = (const int64_t *)(const void *)(c->device_tables + c->sizes.layout.wanted);
+    bl_cuda_collapse(c->stream, c->head_x, NULL, H, pre, p->weights->norm.codes, wanted, p->wanted_count, hidden(c),
+                     c->config.rms_norm_eps);
     bl_cuda_linear(c, &p->weights->head, c->head_x, NULL, p->wanted_count, NULL, c->device_logits);
 }
 

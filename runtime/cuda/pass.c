@@ -10,11 +10,11 @@ enum { LEAST_ENTRIES = 1024 };
 /* ---- tables */
 
 /* Host and device memory for tables with that many bytes. */
-static bl_status grow_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
+static bl_status reserve_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
 {
     if (bytes <= c->table_bytes) return BL_OK;
     uint8_t *host = NULL;
-    bytes += bytes / 2;
+    if (c->table_bytes) bytes += bytes / 2; /* not the last time */
     uint8_t *device = bl_cuda_alloc(&c->base, bytes);
     if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
         bl_cuda_release(&c->base, device);
@@ -29,26 +29,6 @@ static bl_status grow_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
     return BL_OK;
 }
 
-static void plan_tables(bl_cuda *c)
-{
-    const uint64_t T = (uint64_t)c->max_tokens, sources = (uint64_t)c->config.kv_source_count;
-    cuda_layout *l = &c->layout;
-    uint64_t at = 0;
-    l->ids = at;
-    at += cuda_line(T * sizeof(int32_t));
-    l->position = at;
-    at += cuda_line(T * sizeof(int64_t));
-    l->span_of = at;
-    at += cuda_line(T * sizeof(int32_t));
-    l->spans = at;
-    at += cuda_line(T * sizeof(bl_cuda_span));
-    l->source_pages = at;
-    at += cuda_line(T * sources * sizeof(int64_t));
-    l->wanted = at;
-    at += cuda_line(T * sizeof(int64_t));
-    l->pages = at;
-}
-
 static int64_t count_pages(const bl_cuda *c, const bl_pass *p)
 {
     int64_t n = 0;
@@ -59,9 +39,9 @@ static int64_t count_pages(const bl_cuda *c, const bl_pass *p)
 
 static void fill_spans(bl_cuda *c, const bl_pass *p)
 {
-    bl_cuda_span *spans = (bl_cuda_span *)(void *)(c->host_tables + c->layout.spans);
-    int64_t *source_pages = (int64_t *)(void *)(c->host_tables + c->layout.source_pages);
-    bl_cuda_page *pages = (bl_cuda_page *)(void *)(c->host_tables + c->layout.pages);
+    bl_cuda_span *spans = (bl_cuda_span *)(void *)(c->host_tables + c->sizes.layout.spans);
+    int64_t *source_pages = (int64_t *)(void *)(c->host_tables + c->sizes.layout.source_pages);
+    bl_cuda_page *pages = (bl_cuda_page *)(void *)(c->host_tables + c->sizes.layout.pages);
     const int sources = c->config.kv_source_count;
     int64_t n = 0;
     for (int64_t i = 0; i < p->span_count; i++) {
@@ -81,27 +61,28 @@ static void point_tables(bl_cuda *c, const bl_pass *p)
     const uint8_t *at = c->device_tables;
     bl_cuda_tables *t = &c->tables;
     t->tokens = p->tokens;
-    t->ids = (const int32_t *)(const void *)(at + c->layout.ids);
-    t->position = (const int64_t *)(const void *)(at + c->layout.position);
-    t->span_of = (const int32_t *)(const void *)(at + c->layout.span_of);
-    t->spans = (const bl_cuda_span *)(const void *)(at + c->layout.spans);
-    t->source_pages = (const int64_t *)(const void *)(at + c->layout.source_pages);
-    t->pages = (const bl_cuda_page *)(const void *)(at + c->layout.pages);
+    t->ids = (const int32_t *)(const void *)(at + c->sizes.layout.ids);
+    t->position = (const int64_t *)(const void *)(at + c->sizes.layout.position);
+    t->span_of = (const int32_t *)(const void *)(at + c->sizes.layout.span_of);
+    t->spans = (const bl_cuda_span *)(const void *)(at + c->sizes.layout.spans);
+    t->source_pages = (const int64_t *)(const void *)(at + c->sizes.layout.source_pages);
+    t->pages = (const bl_cuda_page *)(const void *)(at + c->sizes.layout.pages);
     t->sources = c->config.kv_source_count;
 }
 
 static bl_status send_tables(bl_cuda *c, const bl_pass *p, bl_error *err)
 {
     const size_t T = (size_t)p->tokens;
-    const uint64_t bytes = c->layout.pages + (uint64_t)count_pages(c, p) * sizeof(bl_cuda_page);
-    BL_TRY(grow_tables(c, bytes, err));
-    memcpy(c->host_tables + c->layout.ids, p->ids, T * sizeof *p->ids);
-    memcpy(c->host_tables + c->layout.position, p->position, T * sizeof *p->position);
-    memcpy(c->host_tables + c->layout.span_of, p->span_of, T * sizeof *p->span_of);
-    memcpy(c->host_tables + c->layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
+    const uint64_t bytes = c->sizes.layout.pages + (uint64_t)count_pages(c, p) * sizeof(bl_cuda_page);
+    BL_TRY(reserve_tables(c, bytes, err));
+    memcpy(c->host_tables + c->sizes.layout.ids, p->ids, T * sizeof *p->ids);
+    memcpy(c->host_tables + c->sizes.layout.position, p->position, T * sizeof *p->position);
+    memcpy(c->host_tables + c->sizes.layout.span_of, p->span_of, T * sizeof *p->span_of);
+    memcpy(c->host_tables + c->sizes.layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
     fill_spans(c, p);
     point_tables(c, p);
-    return bl_cuda_check(cudaMemcpyAsync(c->device_tables, c->host_tables, bytes, cudaMemcpyHostToDevice, c->stream), "a pass's tables", err);
+    const cudaError_t e = cudaMemcpyAsync(c->device_tables, c->host_tables, bytes, cudaMemcpyHostToDevice, c->stream);
+    return bl_cuda_check(e, "a pass's tables", err);
 }
 
 /* ---- experts: their addresses, once for the weights in use */
@@ -111,22 +92,20 @@ static bl_cuda_expert addresses(const bl_expert *e)
     return (bl_cuda_expert){.codes = {e->w1.codes, e->w3.codes, e->w2.codes}, .scale = {e->w1.scale, e->w3.scale, e->w2.scale}};
 }
 
+/* A change of weights in place has to be told. */
 static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
 {
-    if (c->known == w) return BL_OK;
-    bl_cuda_forget_graphs(c);
+    if (c->known == w && c->known_version == w->version) return BL_OK;
     const size_t each = (size_t)c->shard.experts.count, n = (size_t)w->layer_count * each;
     bl_cuda_expert *table = malloc(n * sizeof *table);
     if (!table) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the table of experts");
     for (int i = 0; i < w->layer_count; i++)
         for (size_t e = 0; e < each; e++) table[(size_t)i * each + e] = addresses(&w->layers[i].experts[e]);
-    c->known = NULL;
-    bl_cuda_release(&c->base, c->experts);
-    c->experts = bl_cuda_alloc(&c->base, n * sizeof *table);
-    if (c->experts) bl_cuda_upload(&c->base, c->experts, table, n * sizeof *table);
+    bl_cuda_upload(&c->base, c->experts, table, n * sizeof *table);
     free(table);
-    if (!c->experts) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for the table of experts");
+    bl_cuda_forget_graphs(c); /* they hold addresses of other weights */
     c->known = w;
+    c->known_version = w->version;
     return BL_OK;
 }
 
@@ -173,7 +152,7 @@ void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l)
 static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
 {
     if (rows <= c->logits_rows) return BL_OK;
-    const uint64_t bytes = (uint64_t)rows * (uint64_t)c->shard.vocab.count * sizeof(float);
+    const uint64_t bytes = bl_cuda_logits_bytes(&c->shard, rows);
     float *host = NULL, *device = bl_cuda_alloc(&c->base, bytes);
     if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
         bl_cuda_release(&c->base, device);
@@ -230,7 +209,8 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err)
     const bl_status recorded = bl_cuda_graph_end(c, err); /* also ends a recording that failed */
     BL_TRY(bl_cuda_check(cudaGetLastError(), "starting a pass", err));
     BL_TRY(recorded);
-    if (bytes) BL_TRY(bl_cuda_check(cudaMemcpyAsync(c->host_logits, c->device_logits, bytes, cudaMemcpyDeviceToHost, c->stream), "logits", err));
+    if (bytes) cudaMemcpyAsync(c->host_logits, c->device_logits, bytes, cudaMemcpyDeviceToHost, c->stream);
+    BL_TRY(bl_cuda_check(cudaGetLastError(), "logits", err));
     BL_TRY(bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", err));
     deliver_logits(c, p);
     return BL_OK;
@@ -238,23 +218,16 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err)
 
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)
 {
-    plan_tables(c);
-    BL_TRY(grow_tables(c, c->layout.pages + 4096, err));
-    const int64_t columns = bl_config_engram_columns(&c->config), width = c->config.engram_head_dim;
-    if (columns) {
-        c->rows_bytes = cuda_line((uint64_t)(c->max_tokens * columns) * (uint64_t)(width + width / 32));
-        const uint64_t bytes = c->rows_bytes * (uint64_t)c->config.engram_count;
-        BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->host_rows, bytes, cudaHostAllocDefault), "pinning Engram rows", err));
-        if (!(c->device_rows = bl_cuda_alloc(&c->base, bytes)))
-            return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for Engram rows");
-    }
-    return BL_OK;
+    BL_TRY(reserve_tables(c, c->sizes.table_bytes, err));
+    BL_TRY(reserve_logits(c, c->sizes.logits_rows, err));
+    const uint64_t rows = c->sizes.rows_bytes * (uint64_t)c->config.engram_count;
+    return rows ? bl_cuda_check(cudaHostAlloc((void **)&c->host_rows, rows, cudaHostAllocDefault), "pinning Engram rows", err) : BL_OK;
 }
 
 void bl_cuda_pass_destroy(bl_cuda *c)
 {
     bl_cuda_forget_graphs(c);
-    void *device[] = {c->device_tables, c->device_rows, c->device_logits, c->experts};
+    void *device[] = {c->device_tables, c->device_logits};
     void *host[] = {c->host_tables, c->host_rows, c->host_logits};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) bl_cuda_release(&c->base, device[i]);
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) cudaFreeHost(host[i]);

@@ -66,7 +66,7 @@ static void choose(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
                            .scores = c->scores, .best = c->best, .selected = selected, .candidates = candidates,
                            .blocks = f->candidate_topk_blocks, .size = f->candidate_block_size, .publish = l->candidates,
                            .filtered = l->filtered};
-    const int64_t most = c->score_floats / a.longest; /* rows that the score buffer holds */
+    const int64_t most = c->sizes.score_floats / a.longest; /* rows that the score buffer holds */
     for (a.first = 0; a.first < p->tokens; a.first += a.rows) {
         a.rows = p->tokens - a.first < most ? p->tokens - a.first : most;
         bl_cuda_select(c->stream, &a);

@@ -13,11 +13,12 @@ struct bl_model {
     bl_config config;
     bl_tokenizer *tokenizer;
     stub_counts counts;
+    int64_t taken; /* of options.room */
 };
 
 struct bl_sequence {
     bl_model *model;
-    int64_t length;
+    int64_t length, reserved;
     uint64_t history;
 };
 
@@ -113,8 +114,10 @@ bl_status bl_sequence_create(bl_sequence **out, bl_model *m, bl_error *err)
 
 void bl_sequence_destroy(bl_sequence **s)
 {
-    if (*s)
+    if (*s) {
         (*s)->model->counts.live--;
+        (*s)->model->taken -= (*s)->reserved;
+    }
     free(*s);
     *s = NULL;
 }
@@ -128,6 +131,21 @@ void bl_sequence_reset(bl_sequence *s)
 {
     s->length = 0;
     s->history = 0;
+}
+
+bl_status bl_sequence_reserve(bl_sequence *s, int64_t tokens, bl_error *err)
+{
+    bl_model *m = s->model;
+    if (m->options.room && m->taken + tokens > m->options.room)
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no room for %lld tokens", (long long)tokens);
+    m->taken += tokens;
+    s->reserved += tokens;
+    return BL_OK;
+}
+
+bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err)
+{
+    return bl_fail(err, BL_E_USAGE, path, NULL, -1, "this model is none");
 }
 
 uint64_t bl_sequence_bytes(const bl_model *m, int64_t n)

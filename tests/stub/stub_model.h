@@ -21,6 +21,7 @@ typedef struct stub_options {
     int64_t context;        /* max_position_embeddings */
     unsigned step_us;       /* how long a pass takes */
     int64_t max_sequences;  /* no memory for more; 0 = no limit */
+    int64_t room;           /* for tokens of all sequences, taken ahead; 0 = no limit */
     bool tokenizer;         /* that of tests/unit/tiny_tokenizer.h */
 } stub_options;
 

@@ -347,6 +347,26 @@ static void test_no_memory(void **state)
     end(s, m);
 }
 
+/* Room for a whole job is taken when it starts: no job runs out of it halfway, and one that never fits fails alone. */
+static void test_room(void **state)
+{
+    bl_model *m = stub_open(&(stub_options){.context = 4096, .room = 70});
+    bl_scheduler *s = start(m, 8, 8, 64);
+    client *c[5];
+    bl_job *jobs[5];
+    for (int i = 0; i < 5; i++) {
+        c[i] = new_client(m, i == 3 ? 65 : 20, 10, (uint64_t)i);
+        jobs[i] = &c[i]->job;
+    }
+    assert_int_equal(bl_scheduler_submit(s, jobs, 5), BL_SUBMIT_TAKEN);
+    for (int i = 0; i < 5; i++)
+        expect(c[i], i == 3 ? BL_FINISH_FAILED : BL_FINISH_LENGTH, i == 3 ? 0 : 10);
+    assert_int_equal(stub_counted(m)->largest, 2); /* of 30 each */
+    for (int i = 0; i < 5; i++)
+        free(c[i]);
+    end(s, m);
+}
+
 /* Drawn tokens depend on the seed alone. */
 static void test_seed(void **state)
 {
@@ -480,7 +500,7 @@ int main(void)
         cmocka_unit_test(test_together),  cmocka_unit_test(test_limits),                cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_stops),     cmocka_unit_test(test_failure),               cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_seed),      cmocka_unit_test(test_adjusted),              cmocka_unit_test(test_min_tokens),
-        cmocka_unit_test(test_fair),      cmocka_unit_test(test_destroy_ends_all),
+        cmocka_unit_test(test_fair),      cmocka_unit_test(test_destroy_ends_all),        cmocka_unit_test(test_room),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

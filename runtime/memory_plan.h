@@ -1,0 +1,57 @@
+/* The memory plan: what a model takes where, worked out from its config and shapes before anything is allocated. On a GPU the
+ * backend allocates what the plan says and nothing else, unless the cache grows on demand. */
+#ifndef BL_RUNTIME_MEMORY_PLAN_H
+#define BL_RUNTIME_MEMORY_PLAN_H
+
+#include "runtime/forward.h"
+#include "runtime/shard.h"
+#include "runtime/weights.h"
+
+typedef enum bl_memory_place {
+    BL_MEMORY_DEVICE = 0, /* memory of the GPU */
+    BL_MEMORY_PINNED,     /* memory of the host that the GPU reads */
+    BL_MEMORY_HOST,
+    BL_MEMORY_MAPPED, /* files: the page cache has as much of them as it likes */
+    BL_MEMORY_PLACES
+} bl_memory_place;
+
+typedef struct bl_memory_line {
+    bl_memory_place place;
+    const char *what;
+    uint64_t bytes;
+} bl_memory_line;
+
+enum { BL_MEMORY_LINES = 24 };
+
+typedef struct bl_memory_plan {
+    bl_device device; /* CPU or CUDA */
+    bl_memory_line lines[BL_MEMORY_LINES];
+    int count;
+    uint64_t total[BL_MEMORY_PLACES];
+    uint64_t memory;  /* what the device has free; 0 = not known */
+    uint64_t reserve; /* of it, kept free for recorded passes */
+
+    /* cache: all 0 = it grows on demand */
+    int sequences;
+    int64_t context; /* of a sequence, at most */
+    int64_t tokens;  /* of all sequences together */
+    int64_t pages;
+    uint64_t cache_bytes;
+
+    uint64_t weight_bytes; /* on the device; 0 = not known */
+} bl_memory_plan;
+
+/* What is planned for. */
+typedef struct bl_memory_request {
+    bl_device device;
+    int64_t max_tokens; /* of a pass */
+    bl_cache_room cache;
+    uint64_t memory;        /* as above */
+    uint64_t scratch_bytes; /* of the CPU backend; not used for a GPU */
+} bl_memory_request;
+
+/* Pure. BL_E_NOMEM, with the numbers: memory is known and too small. *out is filled in even then. */
+bl_status bl_memory_plan_make(bl_memory_plan *out, const bl_memory_request *r, const bl_config *c, const bl_shard *shard,
+                              const bl_weights *w, bl_error *err);
+
+#endif

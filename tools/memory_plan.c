@@ -1,0 +1,47 @@
+#include "tools/memory_plan.h"
+
+#include <stdio.h>
+
+static const char *const places[BL_MEMORY_PLACES] = {"device", "pinned", "host", "mapped"};
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
+
+static bool fits(const bl_memory_plan *p)
+{
+    return p->total[BL_MEMORY_DEVICE] + p->reserve <= p->memory;
+}
+
+void plan_print(const bl_memory_plan *p, const char *model)
+{
+    printf("memory of %s on %s, in GiB\n", model, p->device == BL_DEVICE_CUDA ? "the GPU" : "the CPU");
+    for (int place = 0; place < BL_MEMORY_PLACES; place++) {
+        for (int i = 0; i < p->count; i++)
+            if (p->lines[i].place == (bl_memory_place)place)
+                printf("  %-8s %-16s %10.3f\n", places[p->lines[i].place], p->lines[i].what, gib(p->lines[i].bytes));
+        if (p->total[place]) printf("  %-8s %-16s %10.3f\n", places[place], "in all", gib(p->total[place]));
+    }
+    if (p->sequences)
+        printf("cache: %lld tokens in %d sequences of at most %lld\n", (long long)p->tokens, p->sequences, (long long)p->context);
+    else
+        printf("cache: grows on demand\n");
+    if (p->reserve) printf("kept free for recorded passes: %.3f\n", gib(p->reserve));
+    if (p->memory) printf("free on the device: %.3f: %s\n", gib(p->memory), fits(p) ? "it fits" : "it does not fit");
+}
+
+void plan_print_json(const bl_memory_plan *p)
+{
+    printf("{\"device\":\"%s\",\"lines\":[", p->device == BL_DEVICE_CUDA ? "cuda" : "cpu");
+    for (int i = 0; i < p->count; i++)
+        printf("%s{\"place\":\"%s\",\"what\":\"%s\",\"bytes\":%llu}", i ? "," : "", places[p->lines[i].place], p->lines[i].what,
+               (unsigned long long)p->lines[i].bytes);
+    printf("],\"total\":{");
+    for (int place = 0; place < BL_MEMORY_PLACES; place++)
+        printf("%s\"%s\":%llu", place ? "," : "", places[place], (unsigned long long)p->total[place]);
+    printf("},\"reserve\":%llu,\"cache\":{\"sequences\":%d,\"context\":%lld,\"tokens\":%lld,\"bytes\":%llu}",
+           (unsigned long long)p->reserve, p->sequences, (long long)p->context, (long long)p->tokens, (unsigned long long)p->cache_bytes);
+    if (p->memory) printf(",\"memory\":%llu,\"fits\":%s", (unsigned long long)p->memory, fits(p) ? "true" : "false");
+    printf("}\n");
+}
