@@ -98,6 +98,15 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
     return bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err);
 }
 
+bl_status bl_job_bind(bl_job *j, bl_error *err)
+{
+    BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
+    BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
+    BL_TRY(bl_scales_survey(j->source, &j->binding, &j->scales, err));
+    BL_TRY(bl_scales_sound(j->source, &j->scales, err));
+    return bl_scales_claim(j->source, &j->scales, NULL, NULL, err);
+}
+
 static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
 {
     bl_plan_options po = {.target = j->o->target,
@@ -121,11 +130,7 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
         po.drop |= j->restored.absent;
         po.fp8_block_rows = po.fp8_block_rows ? po.fp8_block_rows : j->restored.config.fp8_block_rows;
     }
-    BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
-    BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
-    BL_TRY(bl_scales_survey(j->source, &j->binding, &j->scales, err));
-    BL_TRY(bl_scales_sound(j->source, &j->scales, err));
-    BL_TRY(bl_scales_claim(j->source, &j->scales, NULL, NULL, err));
+    BL_TRY(bl_job_bind(j, err));
     BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
     BL_TRY(bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err));
     return po.target == BL_TO_RELEASED ? open_hints(j, report, err) : BL_OK;
@@ -152,7 +157,7 @@ static uint64_t bytes_below(const char *folder, int levels)
 }
 
 /* What an earlier run left is overwritten, removed or kept: its room counts as free. */
-static bl_status check_space(const bl_job *j, const char *dst, bl_error *err)
+bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err)
 {
     uint64_t have, need = j->plan.file_bytes + SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
     BL_TRY(bl_free_space(dst, &have, err));
@@ -200,7 +205,7 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
         j->kept_bytes = j->plan.file_bytes;
         return BL_OK;
     }
-    BL_TRY(check_space(j, dst, err));
+    BL_TRY(bl_job_space(j, dst, err));
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
                                    (j->plan.target == BL_TO_PACKED || j->source->rank_count) && !j->o->no_digests, j->o->cpu,
                                    &j->arena, err);
@@ -248,7 +253,7 @@ static bl_status rehearse(bl_job *j, const char *dst, bl_error *err)
         j->o->on_outline(j->o->outline_arg, &j->source->config, &j->plan, &outline);
     }
     BL_TRY(bl_folder_check(dst, err));
-    return check_space(j, dst, err);
+    return bl_job_space(j, dst, err);
 }
 
 static void fill_report(const bl_job *j, bl_convert_report *r)
@@ -291,8 +296,9 @@ static bl_status check_place(const char *src, const char *dst, bl_error *err)
     return s;
 }
 
-static bl_status open_source(bl_job *j, const char *src, const char *dst, bl_error *err)
+bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err)
 {
+    BL_TRY(check_place(src, dst, err));
     char *spill = bl_archive_spill(dst);
     const bl_archive_options archives = {.spill = spill, .note = j->o->note, .cancelled = j->o->cancelled};
     const bl_checkpoint_options any = {.any_generation = true, .archives = spill ? &archives : NULL};
@@ -306,8 +312,7 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     bl_job j = {.o = o};
     double start = now();
     *report = (bl_convert_report){0};
-    BL_TRY(check_place(src, dst, err));
-    BL_TRY(open_source(&j, src, dst, err));
+    BL_TRY(bl_job_open(&j, src, dst, err));
     pthread_mutex_init(&j.lock, NULL);
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {

@@ -78,12 +78,6 @@ bl_status bl_job_extras(bl_job *j, bl_error *err)
     return BL_OK;
 }
 
-static void put_name(FILE *f, const char *name)
-{
-    char quoted[6 * BL_MAX_NAME + 2];
-    fwrite(quoted, 1, bl_json_quote(quoted, name), f);
-}
-
 static int by_name(const void *a, const void *b)
 {
     const bl_plan_tensor *s = *(bl_plan_tensor *const *)a, *t = *(bl_plan_tensor *const *)b;
@@ -110,7 +104,7 @@ bl_status bl_job_index(bl_job *j, bl_error *err)
     fprintf(f, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {", (unsigned long long)plan->tensor_bytes);
     for (size_t i = 0; i < count; i++) {
         fputs(i ? ",\n    " : "\n    ", f);
-        put_name(f, order[i]->tensor.name);
+        bl_json_put(f, order[i]->tensor.name);
         fprintf(f, ": \"%s\"", plan->files[order[i]->tensor.file].name);
     }
     fputs("\n  }\n}\n", f);

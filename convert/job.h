@@ -48,6 +48,12 @@ typedef struct bl_job {
     bl_arena arena;
 } bl_job;
 
+/* Open the source (a folder, or an archive of one, unpacked beside dst where needed); dst must not lie in it. */
+bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err);
+/* Bind the source's tensors, its scales looked at; the first problem is the result. */
+bl_status bl_job_bind(bl_job *j, bl_error *err);
+/* Is there room for the planned files at dst? */
+bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err);
 /* folder/name in the arena. */
 const char *bl_job_path(bl_job *j, const char *name);
 /* Write a small file and note its SHA-256 for SHA256SUMS. */

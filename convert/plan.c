@@ -204,7 +204,7 @@ static bl_status choose_layers(bl_planner *p, bl_error *err)
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err)
 {
-    if (c->config.earlier && o->target != BL_TO_BF16) {
+    if (c->config.earlier && o->target != BL_TO_BF16 && o->target != BL_TO_MERGED) {
         return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: those are cast to BF16 only, packed models are of DeepSeek-V4.1",
                        bl_generation_name(b->generation));
     }

@@ -56,7 +56,7 @@ typedef struct bl_plan_member {
 typedef struct bl_plan_tensor {
     bl_tensor tensor; /* file indexes the plan's files; offset and nbytes are final */
     const bl_plan_member *members;
-    size_t member_count;
+    size_t member_count; /* 0: zeros, nothing of the source */
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of values, codes or (scale) what goes with them; 0 = not encoded */
@@ -103,7 +103,7 @@ typedef struct bl_plan {
 } bl_plan;
 
 /* Plan the conversion of c, whose binding is b. All lives in arena and borrows from c and b. Refusals (BL_E_INPUT unless said):
- * a generation before V4.1 for anything but BF16, a layer selection without any layer (BL_E_USAGE), a layout that the shapes do
+ * a generation before V4.1 for anything but BF16 and copies as they are (BL_TO_MERGED), a layer selection without any layer (BL_E_USAGE), a layout that the shapes do
  * not allow (bl_layout_check), experts of one layer in different forms (packed), rows too wide to cast or encode. */
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);

@@ -11,7 +11,7 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
     const bl_plan *plan = p->plan;
     size_t pieces = 2 * plan->file_count;
     for (size_t i = 0; i < plan->tensor_count; i++) {
-        pieces += plan->tensors[i].member_count + plan->tensors[i].linked;
+        pieces += plan->tensors[i].member_count + plan->tensors[i].linked + (plan->tensors[i].member_count == 0);
     }
     p->pieces = bl_arena_array(arena, pieces, sizeof *p->pieces);
     p->lanes = bl_arena_array(arena, plan->file_count, sizeof *p->lanes);
@@ -34,6 +34,10 @@ static bl_status open_parts(bl_producer *p, bl_arena *arena, bl_error *err)
                 p->pieces[n++].at = at;
             }
             at = t->tensor.offset + t->tensor.nbytes;
+            if (t->member_count == 0) {
+                parts[n] = (bl_part){.nbytes = t->tensor.nbytes, .granule = BL_IO_ALIGN, .tag = n};
+                p->pieces[n++].tensor = t;
+            }
             for (size_t m = 0; m < t->member_count; m++, n++) {
                 parts[n] = (bl_part){.nbytes = bl_plan_member_bytes(t, m), .granule = bl_plan_granule(t, m), .tag = n};
                 p->pieces[n] = (bl_piece){.tensor = t, .member = m};
@@ -181,7 +185,7 @@ bl_status bl_produce_digest(bl_producer *p, const bl_tile *t, bl_error *err)
     for (size_t i = 0; p->digest && i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
         const bl_piece *piece = piece_of(p, t, g);
-        const bl_plan_tensor *pt = piece->tensor;
+        const bl_plan_tensor *pt = piece->tensor && piece->tensor->member_count ? piece->tensor : NULL;
         bl_view v = pt ? bl_plan_made(pt, piece->member) : (bl_view){0};
         uint64_t n = pt && !pt->encode ? held_bytes(&v, pt->scale, g) : 0;
         if (n) {
@@ -203,6 +207,8 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
             BL_TRY(bl_reader_copy(p->values.readers[p->plan->files[t->lane].source], dst, t->scratch, g->nbytes, piece->at + g->offset, err));
         } else if (!piece->tensor) {
             bl_st_head_copy(&p->plan->files[t->lane].head, g->offset, g->nbytes, dst);
+        } else if (piece->tensor->member_count == 0) {
+            memset(dst, 0, g->nbytes);
         } else if (piece->tensor->encode && !is_late(piece)) {
             BL_TRY(encode_segment(p, piece->tensor, g, t, dst, err));
         } else if (!is_late(piece)) {

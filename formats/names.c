@@ -1,6 +1,5 @@
 #include "formats/names.h"
 
-#include <stdio.h>
 #include <string.h>
 
 bool bl_ends_with(const char *s, const char *tail)
@@ -52,4 +51,14 @@ size_t bl_json_quote(char *dst, const char *s)
         dst[0] = dst[n] = '"';
     }
     return n + 1;
+}
+
+void bl_json_put(FILE *f, const char *s)
+{
+    fputc('"', f);
+    for (; *s; s++) {
+        char piece[8];
+        fwrite(piece, 1, escape(piece, (unsigned char)*s), f);
+    }
+    fputc('"', f);
 }

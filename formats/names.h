@@ -5,6 +5,7 @@
 #include "formats/arena.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 
 /* Does s end with tail, or equal it? */
 bool bl_ends_with(const char *s, const char *tail);
@@ -17,5 +18,7 @@ char *bl_path_join(bl_arena *arena, const char *folder, const char *name);
 /* s as a JSON string with its quotes, not NUL-terminated, into dst (NULL: only count). Returns its length, at most 6 bytes for each
  * of s and 2. Bytes from 0x80 on are kept: s is UTF-8. */
 size_t bl_json_quote(char *dst, const char *s);
+/* The same to f. */
+void bl_json_put(FILE *f, const char *s);
 
 #endif

@@ -78,6 +78,7 @@ bool cli_interrupted(void);
 
 /* The commands. */
 int cmd_bench(int argc, char **argv);
+int cmd_bucket(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);

@@ -164,30 +164,70 @@ static bl_digest canonical_digest(XXH128_hash_t h)
     return bl_sum_digest((bl_sum){.lo = h.low64, .hi = h.high64});
 }
 
-struct bl_chunker {
+struct bl_hasher {
     XXH3_state_t *state;
+};
+
+bl_status bl_hasher_create(bl_hasher **out, bl_error *err)
+{
+    bl_hasher *h = malloc(sizeof *h);
+    XXH3_state_t *state = XXH3_createState();
+    *out = h;
+    if (!h || !state) {
+        free(h);
+        XXH3_freeState(state);
+        *out = NULL;
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    h->state = state;
+    XXH3_128bits_reset(state);
+    return BL_OK;
+}
+
+void bl_hasher_destroy(bl_hasher **h)
+{
+    if (*h) {
+        XXH3_freeState((*h)->state);
+        free(*h);
+        *h = NULL;
+    }
+}
+
+void bl_hasher_update(bl_hasher *h, const void *data, uint64_t n)
+{
+    XXH3_128bits_update(h->state, data, n);
+}
+
+bl_digest bl_hasher_final(bl_hasher *h)
+{
+    bl_digest d = canonical_digest(XXH3_128bits_digest(h->state));
+    XXH3_128bits_reset(h->state);
+    return d;
+}
+
+struct bl_chunker {
+    bl_hasher *hasher;
 };
 
 bl_status bl_chunker_create(bl_chunker **out, bl_error *err)
 {
     bl_chunker *c = malloc(sizeof *c);
-    XXH3_state_t *state = XXH3_createState();
     *out = c;
-    if (!c || !state) {
-        free(c);
-        XXH3_freeState(state);
-        *out = NULL;
+    if (!c) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     }
-    c->state = state;
-    XXH3_128bits_reset(state);
-    return BL_OK;
+    bl_status s = bl_hasher_create(&c->hasher, err);
+    if (s != BL_OK) {
+        free(c);
+        *out = NULL;
+    }
+    return s;
 }
 
 void bl_chunker_destroy(bl_chunker **c)
 {
     if (*c) {
-        XXH3_freeState((*c)->state);
+        bl_hasher_destroy(&(*c)->hasher);
         free(*c);
         *c = NULL;
     }
@@ -198,14 +238,14 @@ void bl_chunker_update(bl_chunker *c, const uint8_t *data, uint64_t offset, uint
     while (n > 0) {
         uint64_t left = BL_CHUNK_BYTES - offset % BL_CHUNK_BYTES, take = n < left ? n : left;
         if (offset % BL_CHUNK_BYTES == 0) {
-            XXH3_128bits_reset(c->state);
+            bl_hasher_final(c->hasher); /* an earlier tensor may have been left in the middle */
         }
-        XXH3_128bits_update(c->state, data, take);
+        bl_hasher_update(c->hasher, data, take);
         offset += take;
         data += take;
         n -= take;
         if (offset % BL_CHUNK_BYTES == 0 || offset == total) {
-            chunks[(offset - 1) / BL_CHUNK_BYTES] = canonical_digest(XXH3_128bits_digest(c->state));
+            chunks[(offset - 1) / BL_CHUNK_BYTES] = bl_hasher_final(c->hasher);
         }
     }
 }

@@ -74,6 +74,14 @@ void bl_chunker_destroy(bl_chunker **c);
  * to chunks[offset / BL_CHUNK_BYTES], where chunks has bl_chunk_count(total) entries. */
 void bl_chunker_update(bl_chunker *c, const uint8_t *data, uint64_t offset, uint64_t n, uint64_t total, bl_digest *chunks);
 
+/* XXH3-128, seed 0, of bytes that come in pieces. */
+typedef struct bl_hasher bl_hasher;
+bl_status bl_hasher_create(bl_hasher **out, bl_error *err);
+void bl_hasher_destroy(bl_hasher **h); /* nulls *h; NULL is fine */
+void bl_hasher_update(bl_hasher *h, const void *data, uint64_t n);
+/* The digest of all bytes so far; h then starts anew. */
+bl_digest bl_hasher_final(bl_hasher *h);
+
 /* XXH3-128, seed 0, of n bytes. */
 bl_digest bl_digest_bytes(const void *data, uint64_t n);
 

@@ -1,0 +1,213 @@
+#include "convert/bucket_job.h"
+
+#include "verify/buckets.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bl_status nomem(bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+}
+
+/* ---- planning */
+
+static void fill_report(const bl_bucket_job *b, bl_bucket_report *r)
+{
+    const bl_buckets *k = &b->planned.buckets;
+    r->source_tensors = b->job.source->tensor_count;
+    r->source_bytes = b->job.source->tensor_bytes;
+    r->buckets = k->count;
+    r->host_tensors = k->host_count;
+    r->file_bytes = b->planned.plan.file_bytes;
+    for (size_t i = 0; i < k->count; i++) {
+        const bl_bucket *bucket = &k->buckets[i];
+        uint64_t bytes = 0;
+        for (size_t t = 0; t < bucket->count; t++) {
+            const bl_bucket_tensor *e = &bucket->tensors[t];
+            bool first = !e->of || e->row == 0;
+            r->groups = e->group + 1 > r->groups ? (size_t)e->group + 1 : r->groups;
+            r->tensors += first;
+            r->sliced += e->of && first;
+            bytes += e->tensor.nbytes;
+        }
+        r->tensor_bytes += bytes;
+        r->padding_bytes += bucket->nbytes - bytes;
+        r->largest = bucket->nbytes > r->largest ? bucket->nbytes : r->largest;
+        r->oversize += bucket->nbytes > k->size;
+    }
+    for (size_t i = 0; i < k->host_count; i++) {
+        r->host_bytes += k->host[i].tensor.nbytes;
+        r->host_digests += k->host[i].value_class != BL_VALUE_NONE;
+    }
+}
+
+bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report,
+                             bl_error *err)
+{
+    *b = (bl_bucket_job){.options = {.target = BL_TO_MERGED, .jobs = o->jobs, .cpu = o->cpu, .no_sha256 = o->no_sha256, .note = o->note,
+                                     .cancelled = o->cancelled, .progress = o->progress, .progress_arg = o->progress_arg}};
+    b->job.o = &b->options;
+    pthread_mutex_init(&b->job.lock, NULL);
+    BL_TRY(bl_job_open(&b->job, src, dst, err));
+    if (b->job.source->kind == BL_SOURCE_FILE) {
+        return bl_fail(err, BL_E_INPUT, b->job.source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
+    }
+    BL_TRY(bl_job_bind(&b->job, err));
+    BL_TRY(bl_bucket_plan_make(b->job.source, &b->job.binding, o, &b->job.arena, &b->planned, err));
+    b->job.plan = b->planned.plan;
+    fill_report(b, report);
+    return BL_OK;
+}
+
+void bl_bucket_job_close(bl_bucket_job *b)
+{
+    for (size_t i = 0; b->hashes && i < b->job.plan.file_count; i++) {
+        bl_bucket_hashes_close(&b->hashes[i]);
+    }
+    pthread_mutex_destroy(&b->job.lock);
+    free(b->job.sums);
+    bl_checkpoint_close(&b->job.source);
+    bl_arena_reset(&b->job.arena);
+}
+
+/* ---- digests */
+
+bl_status bl_bucket_hashes_open(bl_bucket_hashes *h, bl_error *err)
+{
+    BL_TRY(bl_hasher_create(&h->bucket, err));
+    return bl_hasher_create(&h->tensor, err);
+}
+
+void bl_bucket_hashes_close(bl_bucket_hashes *h)
+{
+    bl_hasher_destroy(&h->bucket);
+    bl_hasher_destroy(&h->tensor);
+}
+
+void bl_bucket_hash(bl_bucket_hashes *h, bl_bucket *bucket, bl_bucket_tensor *tensor, const uint8_t *data, uint64_t offset, uint64_t n)
+{
+    enum { PIECE = 128 << 10 }; /* well inside a second-level cache: it is hashed twice */
+    for (uint64_t at = 0, take; at < n; at += take) {
+        take = n - at < PIECE ? n - at : PIECE;
+        bl_hasher_update(h->bucket, data + at, take);
+        if (tensor) {
+            bl_hasher_update(h->tensor, data + at, take);
+        }
+    }
+    if (tensor && offset + n == tensor->tensor.nbytes) {
+        tensor->digest = bl_hasher_final(h->tensor);
+    }
+    if (tensor && tensor == &bucket->tensors[bucket->count - 1] && offset + n == tensor->tensor.nbytes) {
+        bucket->digest = bl_hasher_final(h->bucket);
+    }
+}
+
+/* ---- the stream */
+
+static bool is_sent(const bl_bucket_job *b, size_t file)
+{
+    return file < b->planned.buckets.count;
+}
+
+static const bl_piece *piece_of(const bl_bucket_job *b, const bl_tile *t, size_t segment)
+{
+    const bl_producer *p = &b->job.producer;
+    return &p->pieces[p->lanes[t->lane].parts[t->segments[segment].part].tag];
+}
+
+/* What is not sent is read for its value digests alone, unless producing has added to them already. */
+static bl_status digest_values(bl_bucket_job *b, const bl_tile *t, bl_error *err)
+{
+    bl_producer *p = &b->job.producer;
+    const uint8_t *data = t->data;
+    for (size_t i = 0; !p->digest && i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const bl_plan_tensor *pt = piece_of(b, t, i)->tensor;
+        if (pt) {
+            bl_view v = bl_plan_view(pt, 0);
+            BL_TRY(bl_values_add(&p->values, &v, pt->scale, g->offset, g->nbytes, data, t->scratch, &p->sums[pt->members[0].sum], err));
+        }
+        data += g->nbytes;
+    }
+    return BL_OK;
+}
+
+static bl_status produce(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    bl_bucket_job *b = (bl_bucket_job *)(void *)j;
+    BL_TRY(bl_produce(&j->producer, t, err));
+    return is_sent(b, t->lane) ? b->pass->work(b, t, err) : digest_values(b, t, err);
+}
+
+static bl_status hash(bl_bucket_job *b, const bl_tile *t, bl_error *err)
+{
+    const uint8_t *data = t->data;
+    bl_bucket_hashes *h = &b->hashes[t->lane];
+    if (!h->bucket) {
+        BL_TRY(bl_bucket_hashes_open(h, err));
+    }
+    for (size_t i = 0; i < t->segment_count; i++) {
+        const bl_segment *g = &t->segments[i];
+        const bl_plan_tensor *pt = piece_of(b, t, i)->tensor;
+        if (pt) {
+            bl_bucket_hash(h, &b->planned.buckets.buckets[t->lane], b->planned.entries[pt - b->job.plan.tensors], data, g->offset,
+                           g->nbytes);
+        }
+        data += g->nbytes;
+    }
+    if (t->last) {
+        bl_bucket_hashes_close(h);
+    }
+    return BL_OK;
+}
+
+static bl_status in_order(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    bl_bucket_job *b = (bl_bucket_job *)(void *)j;
+    if (!is_sent(b, t->lane)) {
+        return BL_OK;
+    }
+    BL_TRY(hash(b, t, err));
+    return b->pass->in_order(b, t, err);
+}
+
+/* The value digests of what is not sent; then: is every tensor of the model either sent or not, by the finished description? */
+static bl_status finish(bl_bucket_job *b, bl_error *err)
+{
+    bl_bucket_plan *k = &b->planned;
+    const char **names;
+    size_t count;
+    for (size_t i = 0; i < b->job.plan.tensor_count; i++) {
+        if (k->hosts[i]) {
+            k->hosts[i]->value = bl_sum_digest(b->job.producer.sums[b->job.plan.tensors[i].members[0].sum]);
+        }
+    }
+    BL_TRY(bl_buckets_names(&k->buckets, &b->job.arena, &names, &count, err));
+    BL_TRY(bl_names_digest(k->names, k->name_count, &k->buckets.names, err));
+    for (size_t i = 0; i < count || i < k->name_count; i++) {
+        int c = i == count ? 1 : i == k->name_count ? -1 : strcmp(names[i], k->names[i]);
+        if (c) {
+            return bl_fail(err, BL_E_INTERNAL, b->job.source->path, c > 0 ? k->names[i] : names[i], -1,
+                           c > 0 ? "is in no bucket, and nobody keeps it" : "is in a bucket, but not in the model");
+        }
+    }
+    return BL_OK;
+}
+
+bl_status bl_bucket_job_stream(bl_bucket_job *b, const bl_bucket_pass *pass, bl_error *err)
+{
+    bl_job *j = &b->job;
+    b->pass = pass;
+    j->files = bl_arena_array(&j->arena, j->plan.file_count, sizeof *j->files);
+    b->hashes = bl_arena_array(&j->arena, j->plan.file_count, sizeof *b->hashes);
+    if (!j->files || !b->hashes) {
+        return nomem(err);
+    }
+    bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan, j->source->rank_count > 0, j->o->cpu, &j->arena, err);
+    s = s == BL_OK ? bl_job_pass(j, false, produce, in_order, err) : s;
+    s = s == BL_OK ? bl_job_recorded(j, err) : s;
+    s = s == BL_OK ? finish(b, err) : s;
+    bl_producer_close(&j->producer);
+    return s;
+}
