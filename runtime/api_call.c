@@ -121,7 +121,7 @@ static bool on_token(void *arg, const bl_output_token *t)
 /* The client closed the connection, or at least its own side of it. */
 static void fail_gone(bl_exchange *x)
 {
-    api_fail(x, 503, "the request was ended: the client closed its side of the connection", NULL, "aborted");
+    bl_api_fail(x, 503, "the request was ended: the client closed its side of the connection", NULL, "aborted");
 }
 
 static void answer_whole(api_call *call, bool gone)
@@ -130,7 +130,7 @@ static void answer_whole(api_call *call, bool gone)
     for (int i = 0; i < call->count; i++) {
         const api_choice *c = &call->choices[i];
         if (c->why == BL_FINISH_FAILED) {
-            api_fail_status(call->exchange, c->status, NULL);
+            bl_api_fail_status(call->exchange, c->status, NULL);
             return;
         }
         if (c->why == BL_FINISH_CANCELLED && gone) {
@@ -138,11 +138,11 @@ static void answer_whole(api_call *call, bool gone)
             return;
         }
         if (c->why == BL_FINISH_CANCELLED) {
-            api_fail(call->exchange, 503, "the request was ended: the server is shutting down", NULL, "aborted");
+            bl_api_fail(call->exchange, 503, "the request was ended: the server is shutting down", NULL, "aborted");
             return;
         }
     }
-    api_write_whole(&body, call);
+    bl_api_write_whole(&body, call);
     bl_exchange_answer(call->exchange, 200, API_JSON, &body, NULL, NULL);
 }
 
@@ -198,7 +198,7 @@ static void on_release(void *arg)
         free(call->choices[i].tokens);
     }
     free(call->choices);
-    api_free_prompts(&call->prompts);
+    bl_api_free_prompts(&call->prompts);
     bl_arena_reset(&call->arena);
     pthread_mutex_destroy(&call->lock);
     free(call);
@@ -208,7 +208,7 @@ static bool on_pull(void *arg, bl_text *out)
 {
     api_call *call = arg;
     pthread_mutex_lock(&call->lock);
-    bool more = api_write_events(out, call);
+    bool more = bl_api_write_events(out, call);
     if (!more)
         cancel_all(call); /* one choice failed: nobody hears of the others */
     pthread_mutex_unlock(&call->lock);
@@ -314,21 +314,21 @@ static bl_submit submit(api_call *call, bool *gone)
 static bl_status prepare(api_call *call, unsigned route, double arrived, bl_error *err)
 {
     bl_json root;
-    BL_TRY(api_body(call->server, call->exchange, &root, err));
-    BL_TRY(api_read_params(call->server, root, route, &call->arena, &call->params, err));
-    BL_TRY(api_read_prompts(call->server, &call->params, &call->prompts, err));
+    BL_TRY(bl_api_body(call->server, call->exchange, &root, err));
+    BL_TRY(bl_api_read_params(call->server, root, route, &call->arena, &call->params, err));
+    BL_TRY(bl_api_read_prompts(call->server, &call->params, &call->prompts, err));
     make_id(call);
     call->created = (int64_t)time(NULL);
     return make_choices(call, arrived, err);
 }
 
-void api_complete(bl_server *s, bl_exchange *x, unsigned route)
+void bl_api_complete(bl_server *s, bl_exchange *x, unsigned route)
 {
     bl_error err;
     double arrived = bl_clock();
     api_call *call = calloc(1, sizeof *call);
     if (!call) {
-        api_fail_status(x, BL_E_NOMEM, NULL);
+        bl_api_fail_status(x, BL_E_NOMEM, NULL);
         return;
     }
     bl_error_clear(&err);
@@ -338,11 +338,11 @@ void api_complete(bl_server *s, bl_exchange *x, unsigned route)
     bl_exchange_attach(x, call, on_gone, on_release);
     bl_status status = prepare(call, route, arrived, &err);
     if (status != BL_OK) {
-        api_fail_status(x, status, &err);
+        bl_api_fail_status(x, status, &err);
         return;
     }
     if (call->count > s->options.max_requests + s->options.max_queue) {
-        api_fail(x, 400, "more answers than this server makes at once", "n", NULL);
+        bl_api_fail(x, 400, "more answers than this server makes at once", "n", NULL);
         return;
     }
     bool stream = call->params.stream, gone;
@@ -352,13 +352,13 @@ void api_complete(bl_server *s, bl_exchange *x, unsigned route)
             bl_exchange_stream(x, on_pull);
         break;
     case BL_SUBMIT_FULL:
-        api_fail(x, 503, "the request queue is full", NULL, "queue_full");
+        bl_api_fail(x, 503, "the request queue is full", NULL, "queue_full");
         break;
     case BL_SUBMIT_STOPPED:
         if (gone)
             fail_gone(x);
         else
-            api_fail(x, 503, "the server is shutting down", NULL, "shutting_down");
+            bl_api_fail(x, 503, "the server is shutting down", NULL, "shutting_down");
         break;
     }
 }

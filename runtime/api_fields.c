@@ -93,7 +93,7 @@ static bl_status f_stream_options(reader *r)
     bl_json m[2];
     if (r->v.kind != BL_JSON_OBJECT)
         return refuse(r, "must be an object");
-    chat_pick(r->v, names, m, 2);
+    bl_chat_pick(r->v, names, m, 2);
     for (int i = 0; i < 2; i++)
         if (m[i].kind != BL_JSON_NONE && !bl_json_bool(m[i], i ? &r->p->continuous_usage : &r->p->include_usage))
             return refuse(r, i ? "continuous_usage_stats must be true or false" : "include_usage must be true or false");
@@ -465,7 +465,7 @@ static void set_defaults(const bl_server *s, unsigned route, api_params *p)
     p->chat.thinking = s->options.thinking;
 }
 
-bl_status api_read_params(const bl_server *s, bl_json root, unsigned route, bl_arena *arena, api_params *p, bl_error *err)
+bl_status bl_api_read_params(const bl_server *s, bl_json root, unsigned route, bl_arena *arena, api_params *p, bl_error *err)
 {
     const char *names[FIELDS];
     bl_json values[FIELDS];
@@ -475,7 +475,7 @@ bl_status api_read_params(const bl_server *s, bl_json root, unsigned route, bl_a
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory");
     for (int i = 0; i < FIELDS; i++)
         names[i] = fields[i].name;
-    chat_pick(root, names, values, FIELDS);
+    bl_chat_pick(root, names, values, FIELDS);
     for (int i = 0; i < FIELDS; i++)
         if (values[i].kind != BL_JSON_NONE && (fields[i].routes & route)) {
             reader r = {.server = s, .p = p, .arena = arena, .key = fields[i].name, .v = values[i], .err = err};

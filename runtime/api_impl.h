@@ -34,27 +34,27 @@ enum { API_LOADING = 0, API_READY, API_DRAINING };
 
 /* ---- api_routes.c */
 
-void api_head(void *server, bl_exchange *x);
-void api_request(void *server, bl_exchange *x);
-void api_refusal(void *server, int status, const char *message, bl_text *body, const char **type);
+void bl_api_head(void *server, bl_exchange *x);
+void bl_api_request(void *server, bl_exchange *x);
+void bl_api_refusal(void *server, int status, const char *message, bl_text *body, const char **type);
 /* Answer with an error. param and code may be NULL. */
-void api_fail(bl_exchange *x, int status, const char *message, const char *param, const char *code);
+void bl_api_fail(bl_exchange *x, int status, const char *message, const char *param, const char *code);
 /* The same for a failed call: the client's fault is 400 with the message, ours is not told. */
-void api_fail_status(bl_exchange *x, bl_status status, const bl_error *err);
+void bl_api_fail_status(bl_exchange *x, bl_status status, const bl_error *err);
 /* {"message": ..., "type": ..., "param": ..., "code": ...} */
-void api_write_error(bl_text *t, int status, const char *message, const char *param, const char *code);
+void bl_api_write_error(bl_text *t, int status, const char *message, const char *param, const char *code);
 /* The body as a JSON object. */
-bl_status api_body(bl_server *s, bl_exchange *x, bl_json *root, bl_error *err);
+bl_status bl_api_body(bl_server *s, bl_exchange *x, bl_json *root, bl_error *err);
 
 /* ---- api_info.c: answers that need no generation */
 
-void api_health(bl_server *s, bl_exchange *x);
-void api_metrics(bl_server *s, bl_exchange *x);
-void api_models(bl_server *s, bl_exchange *x);
-void api_model(bl_server *s, bl_exchange *x);
-void api_server_info(bl_server *s, bl_exchange *x);
-void api_tokenize(bl_server *s, bl_exchange *x);
-void api_detokenize(bl_server *s, bl_exchange *x);
+void bl_api_health(bl_server *s, bl_exchange *x);
+void bl_api_metrics(bl_server *s, bl_exchange *x);
+void bl_api_models(bl_server *s, bl_exchange *x);
+void bl_api_model(bl_server *s, bl_exchange *x);
+void bl_api_server_info(bl_server *s, bl_exchange *x);
+void bl_api_tokenize(bl_server *s, bl_exchange *x);
+void bl_api_detokenize(bl_server *s, bl_exchange *x);
 
 /* ---- api_fields.c: what a request asks for */
 
@@ -82,7 +82,7 @@ typedef struct api_params {
 } api_params;
 
 /* Read the fields of a request; strings are copied into the arena, JSON values point into the request. */
-bl_status api_read_params(const bl_server *s, bl_json root, unsigned route, bl_arena *arena, api_params *p, bl_error *err);
+bl_status bl_api_read_params(const bl_server *s, bl_json root, unsigned route, bl_arena *arena, api_params *p, bl_error *err);
 
 /* ---- api_prompt.c: what is run */
 
@@ -94,12 +94,12 @@ typedef struct api_prompts {
 } api_prompts;
 
 /* The prompts of a request as ids below the vocabulary's size, at least one each. ids and what it points to are freed by
- * api_free_prompts. */
-bl_status api_read_prompts(const bl_server *s, const api_params *p, api_prompts *out, bl_error *err);
+ * bl_api_free_prompts. */
+bl_status bl_api_read_prompts(const bl_server *s, const api_params *p, api_prompts *out, bl_error *err);
 /* The same without the limits of the context, for /tokenize. */
-bl_status api_encode_chat(const bl_server *s, const api_params *p, bl_ids *out, bl_section *start, bl_error *err);
-bl_status api_encode_text(const bl_server *s, bl_json prompt, api_prompts *out, bl_error *err);
-void api_free_prompts(api_prompts *p);
+bl_status bl_api_encode_chat(const bl_server *s, const api_params *p, bl_ids *out, bl_section *start, bl_error *err);
+bl_status bl_api_encode_text(const bl_server *s, bl_json prompt, api_prompts *out, bl_error *err);
+void bl_api_free_prompts(api_prompts *p);
 
 /* ---- api_call.c: generation */
 
@@ -151,13 +151,13 @@ typedef struct api_call {
     int running; /* choices that have not finished */
 } api_call;
 
-void api_complete(bl_server *s, bl_exchange *x, unsigned route);
+void bl_api_complete(bl_server *s, bl_exchange *x, unsigned route);
 
 /* ---- api_write.c: answers; the call is locked, or nothing runs any more */
 
 /* The whole answer. */
-void api_write_whole(bl_text *t, api_call *c);
+void bl_api_write_whole(bl_text *t, api_call *c);
 /* Events for all that is new; false when the stream is complete. */
-bool api_write_events(bl_text *t, api_call *c);
+bool bl_api_write_events(bl_text *t, api_call *c);
 
 #endif

@@ -23,7 +23,7 @@ static void answer_json(bl_exchange *x, bl_text *body)
     bl_exchange_answer(x, 200, API_JSON, body, NULL, NULL);
 }
 
-void api_health(bl_server *s, bl_exchange *x)
+void bl_api_health(bl_server *s, bl_exchange *x)
 {
     static const char *const names[] = {"loading", "ready", "draining"};
     bl_text body = {0};
@@ -62,7 +62,7 @@ static void put_scheduler_metrics(bl_text *t, const bl_scheduler_stats *n, const
     bl_histogram_write(t, "sglang:e2e_request_latency_seconds", "From arrival to the last token.", model, &n->whole);
 }
 
-void api_metrics(bl_server *s, bl_exchange *x)
+void bl_api_metrics(bl_server *s, bl_exchange *x)
 {
     bl_text t = {0};
     bl_http_stats h;
@@ -95,7 +95,7 @@ static void put_model(bl_text *t, const bl_server *s)
         (long long)s->context);
 }
 
-void api_models(bl_server *s, bl_exchange *x)
+void bl_api_models(bl_server *s, bl_exchange *x)
 {
     bl_text body = {0};
     bl_text_puts(&body, "{\"object\":\"list\",\"data\":[");
@@ -104,7 +104,7 @@ void api_models(bl_server *s, bl_exchange *x)
     answer_json(x, &body);
 }
 
-void api_model(bl_server *s, bl_exchange *x)
+void bl_api_model(bl_server *s, bl_exchange *x)
 {
     bl_text body = {0}, message = {0};
     const char *id = bl_exchange_path(x) + strlen("/v1/models/");
@@ -118,11 +118,11 @@ void api_model(bl_server *s, bl_exchange *x)
     bl_text_puts(&message, "' does not exist");
     bl_text_end(&message);
     bool utf8 = bl_utf8_check(id, strlen(id)) == strlen(id);
-    api_fail(x, 404, message.p && utf8 ? message.p : "no such model", "model", "model_not_found");
+    bl_api_fail(x, 404, message.p && utf8 ? message.p : "no such model", "model", "model_not_found");
     free(message.p);
 }
 
-void api_server_info(bl_server *s, bl_exchange *x)
+void bl_api_server_info(bl_server *s, bl_exchange *x)
 {
     bl_text t = {0};
     const bl_server_options *o = &s->options;
@@ -143,21 +143,21 @@ void api_server_info(bl_server *s, bl_exchange *x)
 static bl_status read_tokenize(bl_server *s, bl_exchange *x, bl_arena *arena, api_prompts *prompts, bool *list, bl_error *err)
 {
     bl_json root;
-    BL_TRY(api_body(s, x, &root, err));
+    BL_TRY(bl_api_body(s, x, &root, err));
     bl_json prompt = bl_json_get(root, "prompt");
     bl_json key, first = {0};
     bl_json_iter it = bl_json_begin(prompt);
     *list = prompt.kind == BL_JSON_ARRAY && bl_json_next(&it, &key, &first) && first.kind != BL_JSON_NUMBER;
     if (prompt.kind != BL_JSON_NONE)
-        return api_encode_text(s, prompt, prompts, err);
+        return bl_api_encode_text(s, prompt, prompts, err);
     api_params p;
     bl_section start;
-    BL_TRY(api_read_params(s, root, API_CHAT, arena, &p, err));
+    BL_TRY(bl_api_read_params(s, root, API_CHAT, arena, &p, err));
     prompts->ids = calloc(1, sizeof *prompts->ids);
     if (!prompts->ids)
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory");
     prompts->count = 1;
-    return api_encode_chat(s, &p, &prompts->ids[0], &start, err);
+    return bl_api_encode_chat(s, &p, &prompts->ids[0], &start, err);
 }
 
 static void put_ids(bl_text *t, const bl_ids *ids)
@@ -168,7 +168,7 @@ static void put_ids(bl_text *t, const bl_ids *ids)
     bl_text_puts(t, "]");
 }
 
-void api_tokenize(bl_server *s, bl_exchange *x)
+void bl_api_tokenize(bl_server *s, bl_exchange *x)
 {
     api_prompts prompts = {0};
     bl_arena arena = {0};
@@ -179,8 +179,8 @@ void api_tokenize(bl_server *s, bl_exchange *x)
     bl_status status = read_tokenize(s, x, &arena, &prompts, &list, &err);
     bl_arena_reset(&arena);
     if (status != BL_OK) {
-        api_fail_status(x, status, &err);
-        api_free_prompts(&prompts);
+        bl_api_fail_status(x, status, &err);
+        bl_api_free_prompts(&prompts);
         return;
     }
     bl_text_puts(&t, list ? "{\"tokens\":[" : "{\"tokens\":");
@@ -192,7 +192,7 @@ void api_tokenize(bl_server *s, bl_exchange *x)
     for (int i = 0; i < prompts.count; i++)
         put(&t, i ? ",%zu" : "%zu", prompts.ids[i].count);
     put(&t, list ? "],\"max_model_len\":%lld}" : ",\"max_model_len\":%lld}", (long long)s->context);
-    api_free_prompts(&prompts);
+    bl_api_free_prompts(&prompts);
     answer_json(x, &t);
 }
 
@@ -201,7 +201,7 @@ static bl_status read_detokenize(bl_server *s, bl_exchange *x, bl_text *out, bl_
     bl_json root, key, v;
     bl_detok d = {0};
     bool skip = true;
-    BL_TRY(api_body(s, x, &root, err));
+    BL_TRY(bl_api_body(s, x, &root, err));
     bl_json tokens = bl_json_get(root, "tokens"), flag = bl_json_get(root, "skip_special_tokens");
     if (flag.kind != BL_JSON_NONE && flag.kind != BL_JSON_NULL && !bl_json_bool(flag, &skip))
         return bl_fail(err, BL_E_INPUT, NULL, "skip_special_tokens", -1, "must be true or false");
@@ -220,14 +220,14 @@ static bl_status read_detokenize(bl_server *s, bl_exchange *x, bl_text *out, bl_
     return out->failed ? bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory") : BL_OK;
 }
 
-void api_detokenize(bl_server *s, bl_exchange *x)
+void bl_api_detokenize(bl_server *s, bl_exchange *x)
 {
     bl_text text = {0}, t = {0};
     bl_error err;
     bl_error_clear(&err);
     bl_status status = read_detokenize(s, x, &text, &err);
     if (status != BL_OK) {
-        api_fail_status(x, status, &err);
+        bl_api_fail_status(x, status, &err);
     } else {
         bl_text_puts(&t, "{\"text\":");
         bl_text_quote(&t, text.p ? text.p : "", text.n);

@@ -31,7 +31,7 @@ static bl_call_mode call_mode(const api_params *p)
     return called ? BL_CALLS_DROP : BL_CALLS_TEXT;
 }
 
-bl_status api_encode_chat(const bl_server *s, const api_params *p, bl_ids *out, bl_section *start, bl_error *err)
+bl_status bl_api_encode_chat(const bl_server *s, const api_params *p, bl_ids *out, bl_section *start, bl_error *err)
 {
     char *text;
     size_t n;
@@ -89,7 +89,7 @@ static bl_status reserve(api_prompts *out, size_t n, bl_error *err)
     return out->ids ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, "prompt", -1, "no memory");
 }
 
-bl_status api_encode_text(const bl_server *s, bl_json prompt, api_prompts *out, bl_error *err)
+bl_status bl_api_encode_text(const bl_server *s, bl_json prompt, api_prompts *out, bl_error *err)
 {
     bl_json key, first = {0}, v;
     if (prompt.kind == BL_JSON_NONE)
@@ -135,16 +135,16 @@ static bl_status check_length(const bl_server *s, const api_params *p, const bl_
     return BL_OK;
 }
 
-bl_status api_read_prompts(const bl_server *s, const api_params *p, api_prompts *out, bl_error *err)
+bl_status bl_api_read_prompts(const bl_server *s, const api_params *p, api_prompts *out, bl_error *err)
 {
     *out = (api_prompts){.start = BL_SECTION_PLAIN};
     if (p->route == API_CHAT) {
         BL_TRY(reserve(out, 1, err));
         out->count = 1;
-        BL_TRY(api_encode_chat(s, p, &out->ids[0], &out->start, err));
+        BL_TRY(bl_api_encode_chat(s, p, &out->ids[0], &out->start, err));
         out->calls = call_mode(p);
     } else {
-        BL_TRY(api_encode_text(s, p->prompt, out, err));
+        BL_TRY(bl_api_encode_text(s, p->prompt, out, err));
     }
     if ((int64_t)out->count * p->n > API_MAX_CHOICES)
         return bl_fail(err, BL_E_INPUT, NULL, "n", -1, "at most %d answers can be made at once", API_MAX_CHOICES);
@@ -153,7 +153,7 @@ bl_status api_read_prompts(const bl_server *s, const api_params *p, api_prompts 
     return BL_OK;
 }
 
-void api_free_prompts(api_prompts *p)
+void bl_api_free_prompts(api_prompts *p)
 {
     for (int i = 0; i < p->count; i++)
         free(p->ids[i].ids);

@@ -7,12 +7,12 @@
 
 static void do_chat(bl_server *s, bl_exchange *x)
 {
-    api_complete(s, x, API_CHAT);
+    bl_api_complete(s, x, API_CHAT);
 }
 
 static void do_text(bl_server *s, bl_exchange *x)
 {
-    api_complete(s, x, API_TEXT);
+    bl_api_complete(s, x, API_TEXT);
 }
 
 enum {
@@ -27,18 +27,18 @@ static const struct route {
     unsigned flags;
     void (*run)(bl_server *s, bl_exchange *x);
 } routes[] = {
-    {"GET", "/health", OPEN | EARLY | QUICK, api_health},
-    {"GET", "/metrics", OPEN | EARLY | QUICK, api_metrics},
-    {"GET", "/v1/models", QUICK, api_models},
-    {"GET", "/v1/models/", QUICK | PREFIX, api_model},
-    {"GET", "/server_info", QUICK, api_server_info},
-    {"GET", "/model_info", QUICK, api_server_info},
+    {"GET", "/health", OPEN | EARLY | QUICK, bl_api_health},
+    {"GET", "/metrics", OPEN | EARLY | QUICK, bl_api_metrics},
+    {"GET", "/v1/models", QUICK, bl_api_models},
+    {"GET", "/v1/models/", QUICK | PREFIX, bl_api_model},
+    {"GET", "/server_info", QUICK, bl_api_server_info},
+    {"GET", "/model_info", QUICK, bl_api_server_info},
     {"POST", "/v1/chat/completions", 0, do_chat},
     {"POST", "/v1/completions", 0, do_text},
-    {"POST", "/tokenize", 0, api_tokenize},
-    {"POST", "/v1/tokenize", 0, api_tokenize},
-    {"POST", "/detokenize", 0, api_detokenize},
-    {"POST", "/v1/detokenize", 0, api_detokenize},
+    {"POST", "/tokenize", 0, bl_api_tokenize},
+    {"POST", "/v1/tokenize", 0, bl_api_tokenize},
+    {"POST", "/detokenize", 0, bl_api_detokenize},
+    {"POST", "/v1/detokenize", 0, bl_api_detokenize},
 };
 enum { ROUTES = sizeof routes / sizeof *routes };
 
@@ -65,7 +65,7 @@ static const struct route *find_route(const bl_exchange *x, const struct route *
 
 /* ---- errors */
 
-void api_write_error(bl_text *t, int status, const char *message, const char *param, const char *code)
+void bl_api_write_error(bl_text *t, int status, const char *message, const char *param, const char *code)
 {
     static const struct {
         int status;
@@ -97,11 +97,11 @@ void api_write_error(bl_text *t, int status, const char *message, const char *pa
 static void write_error_body(bl_text *t, int status, const char *message, const char *param, const char *code)
 {
     bl_text_puts(t, "{\"error\":");
-    api_write_error(t, status, message, param, code);
+    bl_api_write_error(t, status, message, param, code);
     bl_text_puts(t, "}\n");
 }
 
-void api_fail(bl_exchange *x, int status, const char *message, const char *param, const char *code)
+void bl_api_fail(bl_exchange *x, int status, const char *message, const char *param, const char *code)
 {
     bl_text body = {0};
     write_error_body(&body, status, message, param, code);
@@ -109,26 +109,26 @@ void api_fail(bl_exchange *x, int status, const char *message, const char *param
     bl_exchange_answer(x, status, API_JSON, &body, again ? "Retry-After" : NULL, again ? "1" : NULL);
 }
 
-void api_refusal(void *server, int status, const char *message, bl_text *body, const char **type)
+void bl_api_refusal(void *server, int status, const char *message, bl_text *body, const char **type)
 {
     *type = API_JSON;
     write_error_body(body, status, message, NULL, NULL);
 }
 
-void api_fail_status(bl_exchange *x, bl_status status, const bl_error *err)
+void bl_api_fail_status(bl_exchange *x, bl_status status, const bl_error *err)
 {
     char line[2048];
     if (status == BL_E_NOMEM) {
-        api_fail(x, 503, "the server is out of memory", NULL, "out_of_memory");
+        bl_api_fail(x, 503, "the server is out of memory", NULL, "out_of_memory");
     } else if (err && (status == BL_E_INPUT || status == BL_E_USAGE)) {
         const char *param = err->tensor[0] ? err->tensor : NULL;
-        api_fail(x, 400, bl_error_line(err, line, sizeof line), param, NULL);
+        bl_api_fail(x, 400, bl_error_line(err, line, sizeof line), param, NULL);
     } else {
-        api_fail(x, 500, "internal error", NULL, NULL); /* what went wrong inside is not the client's to know */
+        bl_api_fail(x, 500, "internal error", NULL, NULL); /* what went wrong inside is not the client's to know */
     }
 }
 
-bl_status api_body(bl_server *s, bl_exchange *x, bl_json *root, bl_error *err)
+bl_status bl_api_body(bl_server *s, bl_exchange *x, bl_json *root, bl_error *err)
 {
     size_t n;
     const char *text = bl_exchange_body(x, &n);
@@ -178,7 +178,7 @@ static int check_state(bl_server *s, const struct route *r, const char **message
     return state == API_READY || (r->flags & EARLY) ? 0 : 503;
 }
 
-void api_head(void *server, bl_exchange *x)
+void bl_api_head(void *server, bl_exchange *x)
 {
     bl_server *s = server;
     const struct route *other, *r = find_route(x, &other);
@@ -186,7 +186,7 @@ void api_head(void *server, bl_exchange *x)
     if (!r && other && strcmp(bl_exchange_method(x), "OPTIONS") == 0) {
         answer_options(x, other);
     } else if (!r && !other) {
-        api_fail(x, 404, "there is no such route", NULL, "not_found");
+        bl_api_fail(x, 404, "there is no such route", NULL, "not_found");
     } else if (!r) {
         bl_text body = {0};
         write_error_body(&body, 405, "the route does not take this method", NULL, "method_not_allowed");
@@ -196,19 +196,19 @@ void api_head(void *server, bl_exchange *x)
         write_error_body(&body, 401, "a valid API key is needed (Authorization: Bearer KEY)", NULL, "invalid_api_key");
         bl_exchange_answer(x, 401, API_JSON, &body, "WWW-Authenticate", "Bearer");
     } else if (check_state(s, r, &message)) {
-        api_fail(x, 503, message, NULL, "unavailable");
+        bl_api_fail(x, 503, message, NULL, "unavailable");
     } else if (r->flags & QUICK) {
         r->run(s, x);
     } else if (encoding && strcasecmp(encoding, "identity") != 0) {
-        api_fail(x, 415, "compressed request bodies are not supported", NULL, NULL);
+        bl_api_fail(x, 415, "compressed request bodies are not supported", NULL, NULL);
     } else if (!is_json(x)) {
-        api_fail(x, 400, "the content type must be application/json", NULL, NULL);
+        bl_api_fail(x, 400, "the content type must be application/json", NULL, NULL);
     }
 }
 
-void api_request(void *server, bl_exchange *x)
+void bl_api_request(void *server, bl_exchange *x)
 {
     bl_server *s = server;
     const struct route *other, *r = find_route(x, &other);
-    r->run(s, x); /* api_head lets nothing else through */
+    r->run(s, x); /* bl_api_head lets nothing else through */
 }

@@ -283,7 +283,7 @@ static void put_head(bl_text *t, const api_call *c)
     put_string(t, c->server->options.model_name);
 }
 
-void api_write_whole(bl_text *t, api_call *c)
+void bl_api_write_whole(bl_text *t, api_call *c)
 {
     put_head(t, c);
     bl_text_puts(t, ",\"choices\":[");
@@ -400,14 +400,14 @@ static void write_choice(bl_text *t, api_choice *c)
     }
 }
 
-bool api_write_events(bl_text *t, api_call *c)
+bool bl_api_write_events(bl_text *t, api_call *c)
 {
     bool all = true;
     for (int i = 0; i < c->count; i++) {
         if (c->choices[i].why == BL_FINISH_FAILED) {
             bool memory = c->choices[i].status == BL_E_NOMEM;
             bl_text_puts(t, "data: {\"error\":");
-            api_write_error(t, memory ? 503 : 500, memory ? "the server is out of memory" : "internal error", NULL, NULL);
+            bl_api_write_error(t, memory ? 503 : 500, memory ? "the server is out of memory" : "internal error", NULL, NULL);
             bl_text_puts(t, "}\n\ndata: [DONE]\n\n");
             return false;
         }

@@ -24,7 +24,7 @@ static bl_status add_string(chat_encoder *e, bl_json v, size_t i, const char *me
     size_t from = e->out.n;
     bl_text_unescaped(&e->out, v);
     if (!e->out.failed && count_marks(e->out.p + from, e->out.n - from) > 0)
-        return chat_fail_at(e, i, member, "the text holds the image placeholder");
+        return bl_chat_fail_at(e, i, member, "the text holds the image placeholder");
     return BL_OK;
 }
 
@@ -39,21 +39,21 @@ static bl_status add_content(chat_encoder *e, size_t i, bool *first)
         return add_string(e, v, i, "content");
     }
     if (v.kind != BL_JSON_ARRAY)
-        return chat_fail_at(e, i, "content", "must be a string or a list of parts");
+        return bl_chat_fail_at(e, i, "content", "must be a string or a list of parts");
     size_t k = 0;
     for (bl_json_iter it = bl_json_begin(v); bl_json_next(&it, &key, &part); k++) {
         static const char *const names[] = {"type", "text"};
         char member[64];
         bl_json m[2];
         snprintf(member, sizeof member, "content[%zu]", k);
-        chat_pick(part, names, m, 2);
+        bl_chat_pick(part, names, m, 2);
         bool image = bl_json_equals(m[0], "image") || bl_json_equals(m[0], "image_url");
         if (image && !e->o->images)
-            return chat_fail_at(e, i, member, "images are not supported");
+            return bl_chat_fail_at(e, i, member, "images are not supported");
         if (!image && !bl_json_equals(m[0], "text"))
-            return chat_fail_at(e, i, member, "must be a part of type text");
+            return bl_chat_fail_at(e, i, member, "must be a part of type text");
         if (!image && m[1].kind != BL_JSON_STRING)
-            return chat_fail_at(e, i, member, "must have a text");
+            return bl_chat_fail_at(e, i, member, "must have a text");
         bl_text_puts(&e->out, *first ? "" : separator);
         *first = false;
         if (image)
@@ -72,12 +72,12 @@ static bl_status add_system(chat_encoder *e, const chat_turn *t, size_t index)
         bl_text_puts(&e->out, "<\uFF5CSystem\uFF5C>");
     if (t->count > 0)
         BL_TRY(add_content(e, t->first, &first));
-    if (chat_is_list(t->tools)) {
+    if (bl_chat_is_list(t->tools)) {
         char key[CHAT_KEY] = "tools";
         if (t->tools.p != e->o->tools.p)
             snprintf(key, sizeof key, "messages[%zu].tools", t->first);
         bl_text_puts(&e->out, "\n\n");
-        BL_TRY(chat_add_tools(&e->out, t->tools, key, e->err));
+        BL_TRY(bl_chat_add_tools(&e->out, t->tools, key, e->err));
     }
     if (bl_json_count(t->response_format) > 0) { /* an empty schema counts as none, as in the reference */
         bl_text_puts(&e->out, "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n");
@@ -115,10 +115,10 @@ static bl_status add_assistant(chat_encoder *e, const chat_turn *t, size_t index
         bl_text_puts(&e->out, "</think>");
     }
     BL_TRY(add_content(e, t->first, &first));
-    if (chat_is_list(m->calls)) {
+    if (bl_chat_is_list(m->calls)) {
         char key[CHAT_KEY];
         snprintf(key, sizeof key, "messages[%zu].tool_calls", t->first);
-        BL_TRY(chat_add_calls(&e->out, m->calls, key, e->err));
+        BL_TRY(bl_chat_add_calls(&e->out, m->calls, key, e->err));
     }
     if (!m->without_end)
         bl_text_puts(&e->out, "<\uFF5Cend\u2581of\u2581sentence\uFF5C>");
@@ -133,7 +133,7 @@ static void add_transition(chat_encoder *e, const chat_turn *t, size_t index, bl
         return;
     *end = BL_CHAT_END_CLOSED;
     bool think = e->o->thinking && (!e->drop || e->last_user == SIZE_MAX || index >= e->last_user);
-    const char *token = chat_task_token(t->task);
+    const char *token = bl_chat_task_token(t->task);
     bool action = bl_json_equals(t->task, "action");
     if (token ? action : t->role == USER || (t->role == SYSTEM && index > 0)) {
         bl_text_puts(&e->out, "<\uFF5CAssistant\uFF5C>");
@@ -178,8 +178,8 @@ static bl_status add_turn(chat_encoder *e, size_t index, bl_chat_end *end)
     }
     /* Content was looked at piece by piece; this is for tools, calls and schemas. */
     if (!e->out.failed && count_marks(e->out.p + from, e->out.n - from) != e->images - images)
-        return t->count ? chat_fail_at(e, t->first, NULL, "holds the image placeholder")
-                        : chat_fail(e->err, "tools", "hold the image placeholder");
+        return t->count ? bl_chat_fail_at(e, t->first, NULL, "holds the image placeholder")
+                        : bl_chat_fail(e->err, "tools", "hold the image placeholder");
     add_transition(e, t, index, end);
     return BL_OK;
 }
@@ -188,15 +188,15 @@ static bl_status encode(chat_encoder *e, bl_json messages, bl_chat_end *end)
 {
     const bl_chat_options *o = e->o;
     if (o->tools.kind != BL_JSON_NONE && o->tools.kind != BL_JSON_NULL && o->tools.kind != BL_JSON_ARRAY)
-        return chat_fail(e->err, "tools", "must be a list");
+        return bl_chat_fail(e->err, "tools", "must be a list");
     if (o->thinking && (o->effort < 1 || o->effort > 100))
-        return chat_fail(e->err, "reasoning_effort", "must be between 1 and 100");
+        return bl_chat_fail(e->err, "reasoning_effort", "must be between 1 and 100");
     if (o->response_format.kind != BL_JSON_NONE && o->response_format.kind != BL_JSON_NULL && o->response_format.kind != BL_JSON_OBJECT)
-        return chat_fail(e->err, "response_format", "must be an object");
+        return bl_chat_fail(e->err, "response_format", "must be an object");
     if (o->task.kind != BL_JSON_NULL)
-        BL_TRY(chat_check_task(e, o->task, "task"));
-    BL_TRY(chat_read(e, messages));
-    BL_TRY(chat_plan(e));
+        BL_TRY(bl_chat_check_task(e, o->task, "task"));
+    BL_TRY(bl_chat_read(e, messages));
+    BL_TRY(bl_chat_plan(e));
     bl_text_puts(&e->out, "<\uFF5Cbegin\u2581of\u2581sentence\uFF5C>");
     for (size_t i = 0; i < e->turn_count; i++)
         BL_TRY(add_turn(e, i, end));

@@ -41,23 +41,23 @@ typedef struct chat_encoder {
 #define CHAT_KEY 128
 
 /* Fill out[i] with the member names[i] of v, one walk for all; absent and null members have the kind NONE. */
-void chat_pick(bl_json v, const char *const *names, bl_json *out, int n);
+void bl_chat_pick(bl_json v, const char *const *names, bl_json *out, int n);
 
-bl_status chat_fail(bl_error *err, const char *key, const char *what);
+bl_status bl_chat_fail(bl_error *err, const char *key, const char *what);
 /* The same for member ("content", or NULL for all of it) of message i. */
-bl_status chat_fail_at(chat_encoder *e, size_t i, const char *member, const char *what);
+bl_status bl_chat_fail_at(chat_encoder *e, size_t i, const char *member, const char *what);
 
-bool chat_is_list(bl_json v); /* of at least one element */
+bool bl_chat_is_list(bl_json v); /* of at least one element */
 /* The token of a quick-instruction task, NULL when there is no such task. */
-const char *chat_task_token(bl_json v);
-bl_status chat_check_task(chat_encoder *e, bl_json v, const char *key);
+const char *bl_chat_task_token(bl_json v);
+bl_status bl_chat_check_task(chat_encoder *e, bl_json v, const char *key);
 /* Check the messages and take them apart, then arrange them in turns. */
-bl_status chat_read(chat_encoder *e, bl_json messages);
-bl_status chat_plan(chat_encoder *e);
+bl_status bl_chat_read(chat_encoder *e, bl_json messages);
+bl_status bl_chat_plan(chat_encoder *e);
 
 /* The list of tools, as the leading system message shows it: "## Tools ...". where is the key of the list ("tools"). */
-bl_status chat_add_tools(bl_text *t, bl_json tools, const char *where, bl_error *err);
+bl_status bl_chat_add_tools(bl_text *t, bl_json tools, const char *where, bl_error *err);
 /* The calls of an assistant message: "\n\n<DSML calls> ...". */
-bl_status chat_add_calls(bl_text *t, bl_json calls, const char *where, bl_error *err);
+bl_status bl_chat_add_calls(bl_text *t, bl_json calls, const char *where, bl_error *err);
 
 #endif

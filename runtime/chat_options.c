@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-void chat_pick(bl_json v, const char *const *names, bl_json *out, int n)
+void bl_chat_pick(bl_json v, const char *const *names, bl_json *out, int n)
 {
     bl_json key, value;
     for (int i = 0; i < n; i++)
@@ -17,7 +17,7 @@ void chat_pick(bl_json v, const char *const *names, bl_json *out, int n)
     }
 }
 
-bl_status chat_fail(bl_error *err, const char *key, const char *what)
+bl_status bl_chat_fail(bl_error *err, const char *key, const char *what)
 {
     return bl_fail(err, BL_E_INPUT, NULL, key, -1, "%s", what);
 }
@@ -41,7 +41,7 @@ bl_status bl_chat_effort(bl_json v, const char *key, int *effort, bl_error *err)
             return BL_OK;
         }
     if (!bl_json_u64(v, &n) || n < 1 || n > 100)
-        return chat_fail(err, key, "must be none, minimal, low, medium, high, xhigh, max, ultra or a whole number from 1 to 100");
+        return bl_chat_fail(err, key, "must be none, minimal, low, medium, high, xhigh, max, ultra or a whole number from 1 to 100");
     *effort = (int)n;
     return BL_OK;
 }
@@ -52,7 +52,7 @@ static bl_status read_switch(bl_json v, const char *key, bool *value, bool *set,
     if (v.kind == BL_JSON_NONE)
         return BL_OK;
     if (!bl_json_bool(v, value))
-        return chat_fail(err, key, "must be true or false");
+        return bl_chat_fail(err, key, "must be true or false");
     if (set)
         *set = true;
     return BL_OK;
@@ -66,7 +66,7 @@ static bl_status read_thinking(bl_json v, bool *on, bool *set, bl_error *err)
     bl_json type = bl_json_get(v, "type");
     *on = bl_json_equals(type, "enabled");
     if (!*on && !bl_json_equals(type, "disabled"))
-        return chat_fail(err, "thinking.type", "must be enabled or disabled");
+        return bl_chat_fail(err, "thinking.type", "must be enabled or disabled");
     *set = true;
     return BL_OK;
 }
@@ -94,13 +94,13 @@ bl_status bl_chat_options_read(bl_json request, bl_chat_options *o, bl_error *er
     bl_json m[KEYS], kwargs[K_KEYS], reasoning[2];
     bool on = o->thinking, set = false, effort_set = false;
     int effort = 0;
-    chat_pick(request, names, m, KEYS);
+    bl_chat_pick(request, names, m, KEYS);
     if (m[REASONING].kind != BL_JSON_NONE && m[REASONING].kind != BL_JSON_OBJECT)
-        return chat_fail(err, "reasoning", "must be an object");
+        return bl_chat_fail(err, "reasoning", "must be an object");
     if (m[KWARGS].kind != BL_JSON_NONE && m[KWARGS].kind != BL_JSON_OBJECT)
-        return chat_fail(err, "chat_template_kwargs", "must be an object");
-    chat_pick(m[REASONING], reasoning_names, reasoning, 2);
-    chat_pick(m[KWARGS], kwargs_names, kwargs, K_KEYS);
+        return bl_chat_fail(err, "chat_template_kwargs", "must be an object");
+    bl_chat_pick(m[REASONING], reasoning_names, reasoning, 2);
+    bl_chat_pick(m[KWARGS], kwargs_names, kwargs, K_KEYS);
 
     const bl_json efforts[3] = {reasoning[1], m[EFFORT], kwargs[K_EFFORT]};
     BL_TRY(read_efforts(efforts, effort_keys, 3, &effort, &effort_set, err));

@@ -42,11 +42,11 @@ static const char tools_tail[] =
 static bl_status add_name(bl_text *t, bl_json name, bl_json name_space, const char *key, bl_error *err)
 {
     if (name.kind != BL_JSON_STRING)
-        return chat_fail(err, key, "must be a string");
+        return bl_chat_fail(err, key, "must be a string");
     if (name_space.kind == BL_JSON_OBJECT)
         name_space = bl_json_get(name_space, "name");
     if (name_space.kind != BL_JSON_NONE && name_space.kind != BL_JSON_STRING)
-        return chat_fail(err, key, "the tool's namespace must be a string or an object with a name");
+        return bl_chat_fail(err, key, "the tool's namespace must be a string or an object with a name");
     bl_text ns = {0}, full = {0};
     bl_text_unescaped(&ns, name_space);
     bl_text_unescaped(&full, name);
@@ -55,12 +55,12 @@ static bl_status add_name(bl_text *t, bl_json name, bl_json name_space, const ch
     if (s == BL_OK && mark) {
         size_t prefix = (size_t)(mark - full.p);
         if (name_space.kind == BL_JSON_STRING && (ns.n != prefix || (ns.p && memcmp(ns.p, full.p, prefix) != 0)))
-            s = chat_fail(err, key, "the namespace in the name is not the tool's namespace");
+            s = bl_chat_fail(err, key, "the namespace in the name is not the tool's namespace");
         else if (memmem(mark + 2, full.n - prefix - 2, "::", 2))
-            s = chat_fail(err, key, "a name may hold :: only once");
+            s = bl_chat_fail(err, key, "a name may hold :: only once");
     } else if (s == BL_OK && name_space.kind == BL_JSON_STRING) {
         if (ns.p && memmem(ns.p, ns.n, "::", 2))
-            s = chat_fail(err, key, "a namespace may not hold ::");
+            s = bl_chat_fail(err, key, "a namespace may not hold ::");
         bl_text_add(t, ns.p, ns.n);
         bl_text_puts(t, "::");
     }
@@ -74,7 +74,7 @@ static bl_status add_name(bl_text *t, bl_json name, bl_json name_space, const ch
 static bl_status add_description(bl_text *t, bl_json description, bl_json name_space, const char *key, bl_error *err)
 {
     if (description.kind != BL_JSON_STRING && description.kind != BL_JSON_NULL && description.kind != BL_JSON_NONE)
-        return chat_fail(err, key, "the description must be a string");
+        return bl_chat_fail(err, key, "the description must be a string");
     bl_text both = {0};
     bl_text_unescaped(&both, name_space);
     bl_text_puts(&both, "\n");
@@ -90,7 +90,7 @@ static bl_status add_function(bl_text *t, bl_json tool, const char *key, bl_erro
 {
     bl_json function = bl_json_get(tool, "function"), name_space = bl_json_get(tool, "namespace"), k, v;
     if (function.kind != BL_JSON_OBJECT)
-        return chat_fail(err, key, "must be an object with a function");
+        return bl_chat_fail(err, key, "must be an object with a function");
     bl_json name = bl_json_get(function, "name");
     if (name_space.kind == BL_JSON_NONE || name_space.kind == BL_JSON_NULL)
         name_space = bl_json_get(function, "namespace");
@@ -119,7 +119,7 @@ static bl_status add_function(bl_text *t, bl_json tool, const char *key, bl_erro
         }
     }
     if (name.kind == BL_JSON_NONE)
-        return chat_fail(err, key, "the function has no name");
+        return bl_chat_fail(err, key, "the function has no name");
     if (described && bl_json_get(function, "description").kind == BL_JSON_NONE) {
         bl_text_puts(t, ", \"description\": ");
         BL_TRY(add_description(t, (bl_json){0}, about, key, err));
@@ -128,7 +128,7 @@ static bl_status add_function(bl_text *t, bl_json tool, const char *key, bl_erro
     return BL_OK;
 }
 
-bl_status chat_add_tools(bl_text *t, bl_json tools, const char *where, bl_error *err)
+bl_status bl_chat_add_tools(bl_text *t, bl_json tools, const char *where, bl_error *err)
 {
     bl_json k, tool;
     size_t i = 0;
@@ -194,12 +194,12 @@ static bl_status add_call(bl_text *t, bl_json call, const char *where, bl_error 
     static const char *const function_names[] = {"name", "namespace"};
     bl_json m[2], f[2];
     char key[CHAT_KEY + 32];
-    chat_pick(call, names, m, 2);
-    chat_pick(m[0], function_names, f, 2);
+    bl_chat_pick(call, names, m, 2);
+    bl_chat_pick(m[0], function_names, f, 2);
     snprintf(key, sizeof key, "%s.function.arguments", where);
     bl_json arguments = bl_json_get(m[0], "arguments");
     if (arguments.kind == BL_JSON_NONE)
-        return chat_fail(err, key, "is missing");
+        return bl_chat_fail(err, key, "is missing");
     snprintf(key, sizeof key, "%s.function.name", where);
     bl_json name_space = m[1].kind == BL_JSON_NONE || bl_json_equals(m[1], "") ? f[1] : m[1];
     if (bl_json_equals(name_space, ""))
@@ -212,7 +212,7 @@ static bl_status add_call(bl_text *t, bl_json call, const char *where, bl_error 
     return BL_OK;
 }
 
-bl_status chat_add_calls(bl_text *t, bl_json calls, const char *where, bl_error *err)
+bl_status bl_chat_add_calls(bl_text *t, bl_json calls, const char *where, bl_error *err)
 {
     bl_json k, call;
     size_t i = 0;

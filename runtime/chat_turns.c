@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-bl_status chat_fail_at(chat_encoder *e, size_t i, const char *member, const char *what)
+bl_status bl_chat_fail_at(chat_encoder *e, size_t i, const char *member, const char *what)
 {
     char key[CHAT_KEY];
     snprintf(key, sizeof key, "messages[%zu]%s%s", i, member ? "." : "", member ? member : "");
-    return chat_fail(e->err, key, what);
+    return bl_chat_fail(e->err, key, what);
 }
 
-bool chat_is_list(bl_json v)
+bool bl_chat_is_list(bl_json v)
 {
     return v.kind == BL_JSON_ARRAY && bl_json_count(v) > 0;
 }
@@ -29,10 +29,10 @@ static bl_status read_role(chat_encoder *e, bl_json v, size_t i, chat_role *out)
             *out = roles[r].role;
             return BL_OK;
         }
-    return chat_fail_at(e, i, "role", "must be system, developer, user, assistant, tool or latest_reminder");
+    return bl_chat_fail_at(e, i, "role", "must be system, developer, user, assistant, tool or latest_reminder");
 }
 
-const char *chat_task_token(bl_json v)
+const char *bl_chat_task_token(bl_json v)
 {
     static const char *const tasks[][2] = {{"action", "<\uFF5Caction\uFF5C>"},       {"query", "<\uFF5Cquery\uFF5C>"},
                                            {"authority", "<\uFF5Cauthority\uFF5C>"}, {"domain", "<\uFF5Cdomain\uFF5C>"},
@@ -43,11 +43,11 @@ const char *chat_task_token(bl_json v)
     return NULL;
 }
 
-bl_status chat_check_task(chat_encoder *e, bl_json v, const char *key)
+bl_status bl_chat_check_task(chat_encoder *e, bl_json v, const char *key)
 {
-    if (v.kind == BL_JSON_NONE || chat_task_token(v))
+    if (v.kind == BL_JSON_NONE || bl_chat_task_token(v))
         return BL_OK;
-    return chat_fail(e->err, key, "must be action, query, authority, domain, title or read_url");
+    return bl_chat_fail(e->err, key, "must be action, query, authority, domain, title or read_url");
 }
 
 static bl_status read_message(chat_encoder *e, bl_json v, size_t i)
@@ -58,8 +58,8 @@ static bl_status read_message(chat_encoder *e, bl_json v, size_t i)
     bl_json m[KEYS];
     chat_message *out = &e->messages[i];
     if (v.kind != BL_JSON_OBJECT)
-        return chat_fail_at(e, i, NULL, "must be an object");
-    chat_pick(v, names, m, KEYS);
+        return bl_chat_fail_at(e, i, NULL, "must be an object");
+    bl_chat_pick(v, names, m, KEYS);
     BL_TRY(read_role(e, m[ROLE], i, &out->role));
     out->content = m[CONTENT];
     out->reasoning = m[REASONING_CONTENT].kind != BL_JSON_NONE ? m[REASONING_CONTENT] : m[REASONING];
@@ -69,26 +69,26 @@ static bl_status read_message(chat_encoder *e, bl_json v, size_t i)
     out->tools = m[TOOLS];
     out->response_format = m[FORMAT];
     if (out->reasoning.kind != BL_JSON_NONE && out->reasoning.kind != BL_JSON_STRING)
-        return chat_fail_at(e, i, "reasoning_content", "must be a string");
+        return bl_chat_fail_at(e, i, "reasoning_content", "must be a string");
     if (out->calls.kind != BL_JSON_NONE && out->calls.kind != BL_JSON_ARRAY)
-        return chat_fail_at(e, i, "tool_calls", "must be a list");
+        return bl_chat_fail_at(e, i, "tool_calls", "must be a list");
     if (out->tools.kind != BL_JSON_NONE && out->tools.kind != BL_JSON_ARRAY)
-        return chat_fail_at(e, i, "tools", "must be a list");
+        return bl_chat_fail_at(e, i, "tools", "must be a list");
     if (out->response_format.kind != BL_JSON_NONE && out->response_format.kind != BL_JSON_OBJECT)
-        return chat_fail_at(e, i, "response_format", "must be an object");
+        return bl_chat_fail_at(e, i, "response_format", "must be an object");
     if (m[WO_EOS].kind != BL_JSON_NONE && !bl_json_bool(m[WO_EOS], &out->without_end))
-        return chat_fail_at(e, i, "wo_eos", "must be true or false");
+        return bl_chat_fail_at(e, i, "wo_eos", "must be true or false");
     char key[CHAT_KEY];
     snprintf(key, sizeof key, "messages[%zu].task", i);
-    return chat_check_task(e, out->task, key);
+    return bl_chat_check_task(e, out->task, key);
 }
 
-bl_status chat_read(chat_encoder *e, bl_json messages)
+bl_status bl_chat_read(chat_encoder *e, bl_json messages)
 {
     bl_json key, v;
     e->message_count = bl_json_count(messages);
     if (messages.kind != BL_JSON_ARRAY || e->message_count == 0)
-        return chat_fail(e->err, "messages", "must be a list of at least one message");
+        return bl_chat_fail(e->err, "messages", "must be a list of at least one message");
     e->messages = bl_arena_array(&e->arena, e->message_count, sizeof *e->messages);
     e->order = bl_arena_array(&e->arena, e->message_count, sizeof *e->order);
     e->turns = bl_arena_array(&e->arena, e->message_count + 1, sizeof *e->turns);
@@ -100,7 +100,7 @@ bl_status chat_read(chat_encoder *e, bl_json messages)
     chat_message *last = &e->messages[e->message_count - 1];
     if (e->o->continue_final_message) {
         if (last->role != ASSISTANT)
-            return chat_fail_at(e, e->message_count - 1, "role", "must be assistant to continue the final message");
+            return bl_chat_fail_at(e, e->message_count - 1, "role", "must be assistant to continue the final message");
         last->without_end = true;
     }
     return BL_OK;
@@ -112,7 +112,7 @@ static void make_turns(chat_encoder *e)
 {
     const bl_chat_options *o = e->o;
     bool print_format = o->response_format.kind == BL_JSON_OBJECT;
-    if (e->messages[0].role != SYSTEM && (chat_is_list(o->tools) || print_format))
+    if (e->messages[0].role != SYSTEM && (bl_chat_is_list(o->tools) || print_format))
         e->turns[e->turn_count++] = (chat_turn){.role = SYSTEM};
     for (size_t i = 0; i < e->message_count; i++) {
         const chat_message *m = &e->messages[i];
@@ -130,7 +130,7 @@ static void make_turns(chat_encoder *e)
                                            .tools = m->role == SYSTEM ? m->tools : (bl_json){0},
                                            .response_format = m->role == SYSTEM ? m->response_format : (bl_json){0}};
     }
-    if (chat_is_list(o->tools))
+    if (bl_chat_is_list(o->tools))
         e->turns[0].tools = o->tools;
     if (print_format)
         e->turns[0].response_format = o->response_format;
@@ -239,14 +239,14 @@ static bl_status sort_results(chat_encoder *e, const chat_turn *t, const call_pl
     return BL_OK;
 }
 
-bl_status chat_plan(chat_encoder *e)
+bl_status bl_chat_plan(chat_encoder *e)
 {
     call_place *calls = NULL;
     size_t call_count = 0;
     make_turns(e);
-    e->drop = e->o->drop_thinking && !chat_is_list(e->o->tools);
+    e->drop = e->o->drop_thinking && !bl_chat_is_list(e->o->tools);
     for (size_t i = 0; i < e->message_count; i++)
-        e->drop = e->drop && !chat_is_list(e->messages[i].tools);
+        e->drop = e->drop && !bl_chat_is_list(e->messages[i].tools);
     e->last_user = SIZE_MAX;
     for (size_t i = 0; i < e->turn_count; i++) {
         const chat_turn *t = &e->turns[i];
@@ -254,7 +254,7 @@ bl_status chat_plan(chat_encoder *e)
             e->last_user = i;
         if (t->role == USER)
             BL_TRY(sort_results(e, t, calls, call_count));
-        if (t->role == ASSISTANT && chat_is_list(e->messages[t->first].calls))
+        if (t->role == ASSISTANT && bl_chat_is_list(e->messages[t->first].calls))
             BL_TRY(collect_calls(e, e->messages[t->first].calls, &calls, &call_count));
     }
     return BL_OK;

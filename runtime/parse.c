@@ -26,7 +26,7 @@
 
 static void say_text(bl_parser *p, const char *s, size_t n)
 {
-    parse_say(p, p->state == REASONING ? BL_EVENT_REASONING : BL_EVENT_ANSWER, s, n);
+    bl_parse_say(p, p->state == REASONING ? BL_EVENT_REASONING : BL_EVENT_ANSWER, s, n);
 }
 
 /* ---- the machine */
@@ -152,8 +152,8 @@ static void feed_inner(bl_parser *p, char c)
         break;
     case 2:
         if (!p->begun_this)
-            parse_begin_call(p);
-        parse_end_call(p);
+            bl_parse_begin_call(p);
+        bl_parse_end_call(p);
         enter(p, OUTER);
         break;
     case -1:
@@ -170,11 +170,11 @@ static void feed_key(bl_parser *p, char c)
     bool text = ends_in(&p->part, TRUE_HEAD);
     if (text || ends_in(&p->part, FALSE_HEAD)) {
         if (!p->begun_this)
-            parse_begin_call(p);
+            bl_parse_begin_call(p);
         p->raw.n = 0;
-        parse_argue(p, p->first_key ? "{\"" : ", \"");
-        parse_argue_escaped(p, p->part.p, p->part.n - strlen(text ? TRUE_HEAD : FALSE_HEAD));
-        parse_argue(p, text ? "\": \"" : "\": ");
+        bl_parse_argue(p, p->first_key ? "{\"" : ", \"");
+        bl_parse_argue_escaped(p, p->part.p, p->part.n - strlen(text ? TRUE_HEAD : FALSE_HEAD));
+        bl_parse_argue(p, text ? "\": \"" : "\": ");
         p->first_key = false;
         enter(p, text ? TEXT_VALUE : JSON_VALUE);
     } else if (parse_is_mark(c) || p->part.n > MAX_KEY) {
@@ -190,7 +190,7 @@ static void feed_value(bl_parser *p, char c)
         return;
     size_t keep = hit ? hit->n : p->value.hold, ready = p->held.n - keep;
     if (p->state == TEXT_VALUE)
-        parse_argue_escaped(p, p->held.p, ready);
+        bl_parse_argue_escaped(p, p->held.p, ready);
     else
         bl_text_add(&p->part, p->held.p, ready);
     memmove(p->held.p, p->held.p + ready, keep);
@@ -198,9 +198,9 @@ static void feed_value(bl_parser *p, char c)
     if (!hit)
         return;
     if (p->state == TEXT_VALUE)
-        parse_argue(p, "\"");
+        bl_parse_argue(p, "\"");
     else
-        parse_argue_json(p, p->part.p, p->part.n);
+        bl_parse_argue_json(p, p->part.p, p->part.n);
     p->raw.n = 0;
     enter(p, INNER);
 }
@@ -238,7 +238,7 @@ static void feed(bl_parser *p, char c)
 
 static bl_status settle(bl_parser *p)
 {
-    parse_flush(p);
+    bl_parse_flush(p);
     bool failed = p->spelling.failed || p->held.failed || p->raw.failed || p->part.failed || p->name.failed || p->bytes.failed ||
                   p->out.failed;
     return failed ? BL_E_NOMEM : BL_OK;
@@ -326,19 +326,19 @@ bl_status bl_parser_finish(bl_parser *p)
     case OUTER:
     case NAME:
         if (p->begun == p->block_begun && p->o.calls == BL_CALLS_PARSE)
-            parse_say(p, p->opened_in == REASONING ? BL_EVENT_REASONING : BL_EVENT_ANSWER, p->raw.p, p->raw.n);
+            bl_parse_say(p, p->opened_in == REASONING ? BL_EVENT_REASONING : BL_EVENT_ANSWER, p->raw.p, p->raw.n);
         break;
     case INNER:
     case KEY:
         if (!p->begun_this)
-            parse_begin_call(p);
+            bl_parse_begin_call(p);
         break;
     case TEXT_VALUE:
-        parse_argue_escaped(p, p->held.p, p->held.n);
+        bl_parse_argue_escaped(p, p->held.p, p->held.n);
         break;
     case JSON_VALUE:
-        parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->part.p, p->part.n);
-        parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->held.p, p->held.n);
+        bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->part.p, p->part.n);
+        bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->held.p, p->held.n);
         break;
     case DONE:
         break;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-void parse_flush(bl_parser *p)
+void bl_parse_flush(bl_parser *p)
 {
     if (p->out.n == 0)
         return;
@@ -13,10 +13,10 @@ void parse_flush(bl_parser *p)
     p->out.n = 0;
 }
 
-void parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n)
+void bl_parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n)
 {
     if (p->out_kind != kind)
-        parse_flush(p);
+        bl_parse_flush(p);
     p->out_kind = kind;
     if (n == 0 || (kind == BL_EVENT_CALL_ARGUMENTS && p->o.calls == BL_CALLS_DROP))
         return;
@@ -32,12 +32,12 @@ void parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n)
     bl_text_add(&p->out, s + run, n - run);
 }
 
-void parse_argue(bl_parser *p, const char *s)
+void bl_parse_argue(bl_parser *p, const char *s)
 {
-    parse_say(p, BL_EVENT_CALL_ARGUMENTS, s, strlen(s));
+    bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, s, strlen(s));
 }
 
-void parse_argue_escaped(bl_parser *p, const char *s, size_t n)
+void bl_parse_argue_escaped(bl_parser *p, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         size_t run = i;
@@ -45,30 +45,30 @@ void parse_argue_escaped(bl_parser *p, const char *s, size_t n)
             i++;
         p->bytes.n = 0;
         bl_text_quote_body(&p->bytes, s + run, i - run);
-        parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->bytes.p, p->bytes.n);
+        bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, p->bytes.p, p->bytes.n);
         if (i < n)
-            parse_say(p, BL_EVENT_CALL_ARGUMENTS, s + i, 1);
+            bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, s + i, 1);
     }
 }
 
-void parse_argue_json(bl_parser *p, const char *s, size_t n)
+void bl_parse_argue_json(bl_parser *p, const char *s, size_t n)
 {
     bl_json v;
     if (bl_json_parse(s ? s : "", n, NULL, NULL, &v, NULL) == BL_OK) {
-        parse_say(p, BL_EVENT_CALL_ARGUMENTS, s, n);
+        bl_parse_say(p, BL_EVENT_CALL_ARGUMENTS, s, n);
         return;
     }
-    parse_argue(p, "\"");
-    parse_argue_escaped(p, s, n);
-    parse_argue(p, "\"");
+    bl_parse_argue(p, "\"");
+    bl_parse_argue_escaped(p, s, n);
+    bl_parse_argue(p, "\"");
 }
 
-void parse_begin_call(bl_parser *p)
+void bl_parse_begin_call(bl_parser *p)
 {
     p->begun_this = true;
     p->first_key = true;
     p->raw.n = 0;
-    parse_flush(p);
+    bl_parse_flush(p);
     if (p->o.calls == BL_CALLS_DROP)
         return;
     const char *mark = memmem(p->name.p, p->name.n, "::", 2);
@@ -81,10 +81,10 @@ void parse_begin_call(bl_parser *p)
     p->o.event(p->o.arg, &e);
 }
 
-void parse_end_call(bl_parser *p)
+void bl_parse_end_call(bl_parser *p)
 {
-    parse_argue(p, p->first_key ? "{}" : "}");
-    parse_flush(p);
+    bl_parse_argue(p, p->first_key ? "{}" : "}");
+    bl_parse_flush(p);
     p->raw.n = 0;
     if (p->o.calls == BL_CALLS_DROP)
         return;

@@ -57,15 +57,15 @@ static inline bool parse_is_mark(char c)
 }
 
 /* Send what has gathered. */
-void parse_flush(bl_parser *p);
+void bl_parse_flush(bl_parser *p);
 /* Append to the text of one kind, marks spelled out. */
-void parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n);
+void bl_parse_say(bl_parser *p, bl_event_kind kind, const char *s, size_t n);
 /* Append to the arguments as it is; or a piece of a string: marks spelled out, then escaped. */
-void parse_argue(bl_parser *p, const char *s);
-void parse_argue_escaped(bl_parser *p, const char *s, size_t n);
+void bl_parse_argue(bl_parser *p, const char *s);
+void bl_parse_argue_escaped(bl_parser *p, const char *s, size_t n);
 /* A JSON value as the model wrote it, or as a string when it is none, so that the arguments always parse. */
-void parse_argue_json(bl_parser *p, const char *s, size_t n);
-void parse_begin_call(bl_parser *p);
-void parse_end_call(bl_parser *p);
+void bl_parse_argue_json(bl_parser *p, const char *s, size_t n);
+void bl_parse_begin_call(bl_parser *p);
+void bl_parse_end_call(bl_parser *p);
 
 #endif

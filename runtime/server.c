@@ -26,9 +26,9 @@ bl_status bl_server_start(bl_server **out, const bl_server_options *options, bl_
                                .patience = options->timeout,
                                .ping = options->ping,
                                .arg = s,
-                               .head = api_head,
-                               .request = api_request,
-                               .refusal = api_refusal};
+                               .head = bl_api_head,
+                               .request = bl_api_request,
+                               .refusal = bl_api_refusal};
     bl_status status = bl_http_start(&s->http, &o, err);
     if (status != BL_OK) {
         free(s);

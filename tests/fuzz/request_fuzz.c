@@ -44,15 +44,15 @@ static void check_error(const bl_error *err)
     bl_text t = {0};
     bl_json root;
     BL_MUST(err->code == BL_E_INPUT);
-    api_write_error(&t, 400, bl_error_line(err, line, sizeof line), err->tensor, NULL);
+    bl_api_write_error(&t, 400, bl_error_line(err, line, sizeof line), err->tensor, NULL);
     BL_MUST(!t.failed && bl_json_parse(t.p, t.n, NULL, "error", &root, NULL) == BL_OK);
     free(t.p);
 }
 
 static bl_status read_all(bl_json root, unsigned route, bl_arena *arena, api_params *p, api_prompts *q, bl_error *err)
 {
-    BL_TRY(api_read_params(&server, root, route, arena, p, err));
-    return api_read_prompts(&server, p, q, err);
+    BL_TRY(bl_api_read_params(&server, root, route, arena, p, err));
+    return bl_api_read_prompts(&server, p, q, err);
 }
 
 /* A body as both routes read it. */
@@ -80,7 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         } else {
             check_error(&err);
         }
-        api_free_prompts(&q);
+        bl_api_free_prompts(&q);
         bl_arena_reset(&arena);
     }
     return 0;
