@@ -5,6 +5,8 @@
 
 #include <inttypes.h>
 
+#define LEVEL_DEFAULT INT64_MIN /* not given */
+
 static const char details[] =
     "levels, each including the ones before:\n"
     "  0  names: every tensor in exactly the file that the index or manifest says, nothing missing, doubled or stray\n"
@@ -12,6 +14,17 @@ static const char details[] =
     "  2  semantic: tensors against the config, scales, NaN codes, infinities\n"
     "  3  content: SHA-256 of every file with a recorded one (SHA256SUMS, Hugging Face cache), every 8 MiB chunk of a packed\n"
     "     model\n"
+    "  4  trust: with --key PUB, and before anything else: SHA256SUMS.sig is the Ed25519 signature of SHA256SUMS, which must list\n"
+    "     every file (what git and the Hugging Face client keep for themselves aside: .git*, .cache)\n"
+    "\n"
+    "--sign KEY signs a folder in which all of level 3 holds. SHA256SUMS is written where a checkpoint has none, and completed for a\n"
+    "model packed with --no-sha256. Keys are PEM files, unencrypted: openssl genpkey -algorithm ed25519 -out KEY; openssl pkey -in KEY\n"
+    "-pubout -out PUB. Without baleen, in the folder:\n"
+    "  sha256sum -c SHA256SUMS\n"
+    "  openssl pkeyutl -verify -pubin -inkey PUB -rawin -in SHA256SUMS -sigfile SHA256SUMS.sig\n"
+    "\n"
+    "--hub compares every file with the object that the Hugging Face client recorded for it (links of its cache, .cache/huggingface of\n"
+    "a download into a folder), and names the files that it has no record of. Without it the records count where SHA256SUMS is silent.\n"
     "\n"
     "Every problem is one line on stderr with file, tensor and byte range; the exit status is then 1. --against compares values:\n"
     "a checkpoint, its BF16 cast and its packed model are equal; what one side records as dropped may be absent there.\n"
@@ -22,7 +35,7 @@ static const char details[] =
 
 typedef struct output {
     bool json;
-    json_t *findings;
+    json_t *findings, *unrecorded;
     cli_progress *progress;
 } output;
 
@@ -60,9 +73,20 @@ static void on_finding(void *arg, const bl_finding *f)
     }
 }
 
+static void on_unrecorded(void *arg, const char *name)
+{
+    output *out = arg;
+    json_array_append_new(out->unrecorded, receipt_text(name));
+}
+
 static const char *kind_name(bl_source_kind k)
 {
     return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : "hf";
+}
+
+static const char *trust_name(bl_trust t)
+{
+    return t == BL_TRUST_SIGNED ? "holds" : t == BL_TRUST_MADE ? "made" : "does not hold";
 }
 
 static int print_json(output *out, const char *path, const bl_verify_options *o, const bl_verify_report *r, bl_status s)
@@ -72,6 +96,13 @@ static int print_json(output *out, const char *path, const bl_verify_options *o,
                           (json_int_t)r->files, "tensors", (json_int_t)r->tensors, "files_hashed", (json_int_t)r->files_hashed,
                           "files_unproven", (json_int_t)r->files_unproven, "chunks", (json_int_t)r->chunks, "bytes",
                           (json_int_t)r->bytes, "seconds", r->seconds);
+    if (j && o->hub) {
+        json_object_set_new(j, "hub", json_pack("{s:I, s:O}", "files_proven", (json_int_t)r->files_hub, "no_record", out->unrecorded));
+    }
+    if (j && r->trust) {
+        json_object_set_new(j, "signature", json_pack("{s:s, s:s, s:I}", "state", trust_name(r->trust), "key", r->signer, "files_listed",
+                                                      (json_int_t)r->files_listed));
+    }
     if (j && o->against) {
         json_object_set_new(j, "against", receipt_text(o->against));
         json_object_set_new(j, "compared_equal", json_integer((json_int_t)r->compared));
@@ -79,9 +110,13 @@ static int print_json(output *out, const char *path, const bl_verify_options *o,
     return receipt_print("baleen verify", j);
 }
 
-static void print_text(const char *path, const bl_verify_options *o, const bl_verify_report *r)
+static void print_text(const output *out, const char *path, const bl_verify_options *o, const bl_verify_report *r)
 {
     printf("%s: ", path);
+    if (r->trust == BL_TRUST_UNSIGNED) {
+        printf("not signed by %s; nothing else was looked at\n", r->signer);
+        return;
+    }
     if (r->findings) {
         printf("%zu %s", r->findings, r->findings == 1 ? "problem" : "problems");
     } else {
@@ -90,6 +125,12 @@ static void print_text(const char *path, const bl_verify_options *o, const bl_ve
     printf(" at level %d: %zu tensors in %zu files", o->level, r->tensors, r->files);
     if (o->level >= 3) {
         printf(", %zu files by SHA-256, %zu chunks", r->files_hashed, r->chunks);
+    }
+    if (r->files_hub) {
+        printf(", %zu of them as Hugging Face records them", r->files_hub);
+    }
+    if (o->hub) {
+        printf(", no record of %zu files", r->files_unrecorded);
     }
     if (r->files_unproven) {
         printf(", nothing recorded to prove %zu files by", r->files_unproven);
@@ -100,19 +141,36 @@ static void print_text(const char *path, const bl_verify_options *o, const bl_ve
     if (r->bytes) {
         printf(", %.3f GB in %.1f s", (double)r->bytes * 1e-9, r->seconds);
     }
+    if (r->trust == BL_TRUST_SIGNED) {
+        printf(", signed by %s", r->signer);
+    }
     printf("\n");
+    for (size_t i = 0; i < json_array_size(out->unrecorded); i++) {
+        printf("no record: %s\n", json_string_value(json_array_get(out->unrecorded, i)));
+    }
+    if (r->files_listed) {
+        printf("%zu files added to SHA256SUMS\n", r->files_listed);
+    }
+    if (r->trust == BL_TRUST_MADE) {
+        printf("signed: SHA256SUMS.sig by %s\n", r->signer);
+    } else if (o->sign) {
+        printf("not signed\n");
+    }
 }
 
 int cmd_verify(int argc, char **argv)
 {
     const char *args[1], *cpu = NULL;
-    int64_t level = 3, jobs = 0, rank = -1;
+    int64_t level = LEVEL_DEFAULT, jobs = 0, rank = -1;
     int count;
     output out = {0};
-    bl_verify_options o = {.on_finding = on_finding, .arg = &out, .cancelled = cli_interrupted};
-    const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 3 (default 3)"},
+    bl_verify_options o = {.on_finding = on_finding, .on_unrecorded = on_unrecorded, .arg = &out, .cancelled = cli_interrupted};
+    const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
                                   {"against", CLI_STRING, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
+                                  {"key", CLI_STRING, &o.key, "PUB", "level 4: check the signature with this public key first"},
+                                  {"sign", CLI_STRING, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
+                                  {"hub", CLI_FLAG, &o.hub, NULL, "compare every file with what the Hugging Face client recorded"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"json", CLI_FLAG, &out.json, NULL, "print a receipt as JSON, findings included"},
@@ -124,8 +182,19 @@ int cmd_verify(int argc, char **argv)
     if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
         return rc;
     }
-    if (level < 0 || level > 3) {
-        return cli_usage_error(&c, "--level takes 0 to 3");
+    level = level != LEVEL_DEFAULT ? level : o.key ? 4 : 3;
+    if (level < 0 || level > 4) {
+        return cli_usage_error(&c, "--level takes 0 to 4");
+    }
+    if ((level == 4) != (o.key != NULL)) {
+        return cli_usage_error(&c, o.key ? "--key is level 4" : "--level 4 needs --key, the public key to check the signature with");
+    }
+    if ((o.sign || o.hub) && level < 3) {
+        return cli_usage_error(&c, "--sign and --hub need all of level 3");
+    }
+    if (o.sign && (o.key || rank >= 0)) {
+        return cli_usage_error(&c, o.key ? "--sign and --key do not go together: sign first, then check"
+                                         : "--sign and --rank do not go together: a signature is for all ranks");
     }
     if (rank < -1 || rank >= BL_MAX_RANKS) {
         return cli_usage_error(&c, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
@@ -142,6 +211,7 @@ int cmd_verify(int argc, char **argv)
     o.rank = (int)rank;
     o.jobs = (int)jobs;
     out.findings = json_array();
+    out.unrecorded = json_array();
     cli_catch_signals();
     out.progress = cli_progress_begin("verifying", out.json);
     o.progress = cli_progress_update;
@@ -156,8 +226,9 @@ int cmd_verify(int argc, char **argv)
         int bad = print_json(&out, path, &o, &report, s);
         rc = bad ? bad : rc;
     } else if (s == BL_OK || s == BL_E_FINDING) {
-        print_text(path, &o, &report);
+        print_text(&out, path, &o, &report);
     }
     json_decref(out.findings);
+    json_decref(out.unrecorded);
     return rc;
 }

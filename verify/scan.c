@@ -1,169 +1,20 @@
-#include "verify/scan.h"
+#include "verify/scan_impl.h"
 
 #include "verify/both.h"
 #include "verify/flaw.h"
-#include "verify/stream.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* A part of a file: raw bytes (tensor NULL), or a tensor, or one expert's slice of a stacked one. */
-typedef struct piece {
-    const bl_tensor *tensor;
-    const bl_weight *weight; /* NULL when it fills no slot */
-    bool scale;              /* these are the weight's scale bytes */
-    uint64_t base;           /* offset in the tensor */
-} piece;
-
-/* A file being read: one of the checkpoint's, or another one that a witness knows. */
-typedef struct source {
-    const char *path;
-    bl_file *file; /* borrowed for a checkpoint's file, else owned */
-    bool owned;
-    bl_reader *reader;
-    const bl_witness *witness;
-    bl_sha256 *hash;
-    bl_chunker *chunker;
-    piece *pieces;
-} source;
-
-typedef struct scanner {
-    bl_scan *s;
-    bl_finder *f;
-    bl_arena *arena;
-    bl_values values;
-    source *sources;
-    bl_lane *lanes;
-    size_t count;
-    bl_digest **chunks;                     /* [tensors] as computed */
-    const bl_manifest_tensor **records;     /* [tensors] as recorded */
-    size_t *first_weight, *first_scale;     /* [tensors] head of the list of weights in it: index + 1 */
-    size_t *next_weight, *next_scale;       /* [weights] */
-    pthread_mutex_t lock;
-} scanner;
 
 static bl_status nomem(bl_error *err)
 {
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-/* ---- what the files are made of */
-
-/* For every tensor the weights whose bytes it holds, in order. */
-static bl_status index_weights(scanner *x, bl_error *err)
-{
-    size_t tensors = x->s->c->tensor_count, weights = x->s->binding ? x->s->binding->count : 0;
-    x->first_weight = bl_arena_array(x->arena, tensors, sizeof(size_t));
-    x->first_scale = bl_arena_array(x->arena, tensors, sizeof(size_t));
-    x->next_weight = bl_arena_array(x->arena, weights, sizeof(size_t));
-    x->next_scale = bl_arena_array(x->arena, weights, sizeof(size_t));
-    if (!x->first_weight || !x->first_scale || !x->next_weight || !x->next_scale) {
-        return nomem(err);
-    }
-    for (size_t i = weights; i-- > 0;) { /* backwards: lists then ascend, as experts do in the binding */
-        const bl_weight *w = &x->s->binding->weights[i];
-        size_t t = (size_t)(w->tensor - x->s->c->tensors);
-        x->next_weight[i] = x->first_weight[t];
-        x->first_weight[t] = i + 1;
-        if (w->scale) {
-            t = (size_t)(w->scale - x->s->c->tensors);
-            x->next_scale[i] = x->first_scale[t];
-            x->first_scale[t] = i + 1;
-        }
-    }
-    return BL_OK;
-}
-
-typedef struct part_list {
-    bl_part *parts;
-    piece *pieces;
-    size_t count;
-} part_list;
-
-static void put_part(part_list *l, uint64_t nbytes, uint64_t granule, piece p)
-{
-    if (nbytes) {
-        l->parts[l->count] = (bl_part){.nbytes = nbytes, .granule = granule, .tag = l->count};
-        l->pieces[l->count++] = p;
-    }
-}
-
-static void put_tensor(const scanner *x, part_list *l, const bl_tensor *t)
-{
-    size_t index = (size_t)(t - x->s->c->tensors);
-    bool scale = x->first_scale[index] != 0;
-    size_t w = scale ? x->first_scale[index] : x->first_weight[index];
-    uint64_t at = 0;
-    for (; w; w = scale ? x->next_scale[w - 1] : x->next_weight[w - 1]) {
-        const bl_weight *weight = &x->s->binding->weights[w - 1];
-        uint64_t n = scale ? weight->scale_nbytes : weight->nbytes, granule = bl_values_granule(weight, scale);
-        if (granule > BL_STREAM_TILE) {
-            granule = BL_VALUE_UNIT_BYTES; /* no value digest then: see values_fit */
-        }
-        put_part(l, n, granule, (piece){.tensor = t, .weight = weight, .scale = scale, .base = at});
-        at += n;
-    }
-    put_part(l, t->nbytes - at, BL_VALUE_UNIT_BYTES, (piece){.tensor = t, .base = at});
-}
-
-static int by_place(const void *a, const void *b)
-{
-    return bl_tensor_by_place(*(const bl_tensor *const *)a, *(const bl_tensor *const *)b);
-}
-
-/* Parts of a checkpoint's file: its header, its tensors, and raw bytes where neither is. */
-static bl_status file_parts(scanner *x, const bl_tensor **order, size_t tensors, source *src, bl_lane *lane,
-                            bl_error *err)
-{
-    uint64_t size = bl_file_size(src->file), at = 0;
-    size_t room = 2 * tensors + 2;
-    for (size_t i = 0; i < tensors; i++) {
-        size_t t = (size_t)(order[i] - x->s->c->tensors);
-        for (size_t w = x->first_weight[t]; w; w = x->next_weight[w - 1]) {
-            room++;
-        }
-        for (size_t w = x->first_scale[t]; w; w = x->next_scale[w - 1]) {
-            room++;
-        }
-    }
-    part_list l = {.parts = bl_arena_array(x->arena, room, sizeof *l.parts),
-                   .pieces = bl_arena_array(x->arena, room, sizeof *l.pieces)};
-    if (!l.parts || !l.pieces) {
-        return nomem(err);
-    }
-    for (size_t i = 0; i < tensors; i++) {
-        const bl_tensor *t = order[i];
-        if (t->offset < at || t->offset > size || t->nbytes > size - t->offset) {
-            bl_find(x->f, 1, src->path, t->name, (int64_t)t->offset, (int64_t)(t->offset + t->nbytes),
-                    "overlaps another tensor or ends beyond the file");
-            continue;
-        }
-        put_part(&l, t->offset - at, BL_IO_ALIGN, (piece){0});
-        put_tensor(x, &l, t);
-        at = t->offset + t->nbytes;
-    }
-    put_part(&l, size - at, BL_IO_ALIGN, (piece){0});
-    src->pieces = l.pieces;
-    *lane = (bl_lane){.parts = l.parts, .count = l.count};
-    return BL_OK;
-}
-
-static bl_status raw_parts(scanner *x, source *src, bl_lane *lane, bl_error *err)
-{
-    bl_part *part = bl_arena_array(x->arena, 1, sizeof *part);
-    src->pieces = bl_arena_array(x->arena, 1, sizeof *src->pieces);
-    if (!part || !src->pieces) {
-        return nomem(err);
-    }
-    *part = (bl_part){.nbytes = bl_file_size(src->file), .granule = BL_IO_ALIGN};
-    *lane = (bl_lane){.parts = part, .count = 1};
-    return BL_OK;
-}
-
-static bl_status open_source(scanner *x, source *src, bl_error *err)
+static bl_status open_source(bl_scanner *x, bl_scan_source *src, bl_error *err)
 {
     src->witness = x->s->witnesses ? bl_witness_of(x->s->witnesses, src->path) : NULL;
-    if (src->witness && src->witness->sha256) {
+    if (src->witness && bl_witness_hashes(src->witness)) {
         BL_TRY(bl_sha256_create(&src->hash, err));
     }
     if (x->s->chunks) {
@@ -172,8 +23,13 @@ static bl_status open_source(scanner *x, source *src, bl_error *err)
     return bl_reader_open(&src->reader, src->file, err);
 }
 
+static int by_place(const void *a, const void *b)
+{
+    return bl_tensor_by_place(*(const bl_tensor *const *)a, *(const bl_tensor *const *)b);
+}
+
 /* The checkpoint's files. */
-static bl_status add_files(scanner *x, bl_error *err)
+static bl_status add_files(bl_scanner *x, bl_error *err)
 {
     const bl_checkpoint *c = x->s->c;
     const bl_tensor **order = bl_arena_array(x->arena, c->tensor_count, sizeof *order);
@@ -189,9 +45,9 @@ static bl_status add_files(scanner *x, bl_error *err)
         while (first + n < c->tensor_count && order[first + n]->file == i) {
             n++;
         }
-        source *src = &x->sources[x->count];
-        *src = (source){.path = c->files[i].path, .file = c->files[i].file};
-        BL_TRY(file_parts(x, order + first, n, src, &x->lanes[x->count], err));
+        bl_scan_source *src = &x->sources[x->count];
+        *src = (bl_scan_source){.path = c->files[i].path, .file = c->files[i].file};
+        BL_TRY(bl_scan_file_parts(x, order + first, n, src, &x->lanes[x->count], err));
         x->count++;
         BL_TRY(open_source(x, src, err));
         first += n;
@@ -199,7 +55,7 @@ static bl_status add_files(scanner *x, bl_error *err)
     return BL_OK;
 }
 
-static bool is_source(const scanner *x, const char *path)
+static bool is_source(const bl_scanner *x, const char *path)
 {
     for (size_t i = 0; i < x->count; i++) {
         if (!strcmp(x->sources[i].path, path)) {
@@ -209,28 +65,32 @@ static bool is_source(const scanner *x, const char *path)
     return false;
 }
 
-static bl_status add_other(scanner *x, const bl_witness *w, bl_error *err)
+static bl_status add_other(bl_scanner *x, const bl_witness *w, bl_error *err)
 {
-    source *src = &x->sources[x->count];
-    *src = (source){.path = w->path, .owned = true};
-    BL_TRY(bl_file_open(&src->file, w->path, err));
+    bl_scan_source *src = &x->sources[x->count];
+    const bl_checkpoint *c = x->s->c;
+    *src = (bl_scan_source){.path = w->path, .owned = true};
+    BL_TRY(c->archive ? bl_archive_file(c->archive, w->name, &src->file, err) : bl_file_open(&src->file, w->path, err));
     x->count++;
-    BL_TRY(raw_parts(x, src, &x->lanes[x->count - 1], err));
+    BL_TRY(bl_scan_raw_parts(x, src, &x->lanes[x->count - 1], err));
     return open_source(x, src, err);
 }
 
+static bl_status add_witness(bl_scanner *x, bl_witness *w, bl_error *err)
+{
+    if (w->hub.kind == BL_HUB_GIT) {
+        BL_TRY(bl_witness_check_git(x->f, w, err));
+    }
+    return bl_witness_hashes(w) && !is_source(x, w->path) ? add_other(x, w, err) : BL_OK;
+}
+
 /* Files beside them that something is recorded for. One that cannot be opened is a finding like any other. */
-static bl_status add_others(scanner *x, bl_error *err)
+static bl_status add_others(bl_scanner *x, bl_error *err)
 {
     for (size_t i = 0; x->s->witnesses && i < x->s->witnesses->count; i++) {
-        const bl_witness *w = &x->s->witnesses->items[i];
-        bool right = false;
         bl_error e;
         bl_error_clear(&e);
-        bl_status s = !w->sha256                ? bl_witness_check_git(x->f, w, &right, &e)
-                      : is_source(x, w->path) ? BL_OK
-                                              : add_other(x, w, &e);
-        x->s->files_hashed += right;
+        bl_status s = add_witness(x, &x->s->witnesses->items[i], &e);
         if (s == BL_E_INPUT) {
             x->f->level = 3;
             bl_finder_problem(x->f, &e);
@@ -245,7 +105,7 @@ static bl_status add_others(scanner *x, bl_error *err)
 }
 
 /* What the rank manifest records about each tensor, and room for what will be found. */
-static bl_status add_records(scanner *x, bl_error *err)
+static bl_status add_records(bl_scanner *x, bl_error *err)
 {
     const bl_checkpoint *c = x->s->c;
     x->chunks = bl_arena_array(x->arena, c->tensor_count, sizeof *x->chunks);
@@ -265,7 +125,7 @@ static bl_status add_records(scanner *x, bl_error *err)
 
 /* ---- looking at bytes */
 
-static void look(scanner *x, const source *src, const piece *p, uint64_t offset, uint64_t n, const uint8_t *data)
+static void look(bl_scanner *x, const bl_scan_source *src, const bl_scan_piece *p, uint64_t offset, uint64_t n, const uint8_t *data)
 {
     bl_flaw f = bl_flaw_find(&x->values.kernels, p->tensor->dtype, p->weight, data, n);
     if (f.count) {
@@ -281,7 +141,7 @@ static bool values_fit(const bl_weight *w, bool scale)
 }
 
 /* Add to the value digest; a scale that makes it impossible is a finding. */
-static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n, const bl_tile *t, const uint8_t *data, bl_error *err)
+static bl_status digest(bl_scanner *x, const bl_scan_piece *p, uint64_t offset, uint64_t n, const bl_tile *t, const uint8_t *data, bl_error *err)
 {
     bl_error e;
     bl_error_clear(&e);
@@ -316,13 +176,13 @@ static bl_status digest(scanner *x, const piece *p, uint64_t offset, uint64_t n,
 
 static bl_status work(void *arg, const bl_tile *t, bl_error *err)
 {
-    scanner *x = arg;
-    const source *src = &x->sources[t->lane];
+    bl_scanner *x = arg;
+    const bl_scan_source *src = &x->sources[t->lane];
     const uint8_t *data;
     BL_TRY(bl_reader_read(src->reader, t->data - t->offset % BL_IO_ALIGN, t->nbytes, t->offset, &data, err));
     for (size_t i = 0; i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
-        const piece *p = &src->pieces[x->lanes[t->lane].parts[g->part].tag];
+        const bl_scan_piece *p = &src->pieces[x->lanes[t->lane].parts[g->part].tag];
         if (p->tensor && x->s->semantic) {
             look(x, src, p, g->offset, g->nbytes, data);
         }
@@ -334,25 +194,14 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     return BL_OK;
 }
 
-static void compare_hash(scanner *x, const source *src, const uint8_t sha256[32])
-{
-    if (memcmp(sha256, src->witness->digest, 32) != 0) {
-        bl_find(x->f, 3, src->path, NULL, 0, (int64_t)bl_file_size(src->file), "its SHA-256 differs from %s", src->witness->origin);
-        return;
-    }
-    pthread_mutex_lock(&x->lock);
-    x->s->files_hashed++;
-    pthread_mutex_unlock(&x->lock);
-}
-
 static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
 {
-    scanner *x = arg;
-    source *src = &x->sources[t->lane];
+    bl_scanner *x = arg;
+    bl_scan_source *src = &x->sources[t->lane];
     const uint8_t *data = t->data;
     for (size_t i = 0; i < t->segment_count; i++) {
         const bl_segment *g = &t->segments[i];
-        const piece *p = src->chunker ? &src->pieces[x->lanes[t->lane].parts[g->part].tag] : NULL;
+        const bl_scan_piece *p = src->chunker ? &src->pieces[x->lanes[t->lane].parts[g->part].tag] : NULL;
         if (p && p->tensor) {
             bl_hash_both(src->hash, src->chunker, data, g->nbytes, p->base + g->offset, p->tensor->nbytes,
                          x->chunks[p->tensor - x->s->c->tensors]);
@@ -361,17 +210,15 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
         }
         data += g->nbytes;
     }
-    if (src->hash) {
-        if (t->last) {
-            uint8_t sha256[32];
-            BL_TRY(bl_sha256_final(src->hash, sha256, err));
-            compare_hash(x, src, sha256);
-        }
+    if (src->hash && t->last) {
+        uint8_t sha256[32];
+        BL_TRY(bl_sha256_final(src->hash, sha256, err));
+        bl_witness_judge(x->f, src->witness, sha256, bl_file_size(src->file));
     }
     return BL_OK;
 }
 
-static void compare_chunks(scanner *x)
+static void compare_chunks(bl_scanner *x)
 {
     const bl_checkpoint *c = x->s->c;
     for (size_t i = 0; i < c->tensor_count; i++) {
@@ -390,7 +237,7 @@ static void compare_chunks(scanner *x)
 }
 
 /* The value digests that a packed model records, against those just computed. */
-static void compare_values(scanner *x)
+static void compare_values(bl_scanner *x)
 {
     const bl_scan *s = x->s;
     for (size_t i = 0; s->c->rank_count && i < s->binding->count; i++) {
@@ -405,7 +252,7 @@ static void compare_values(scanner *x)
     }
 }
 
-static bl_status run(scanner *x, bl_error *err)
+static bl_status run(bl_scanner *x, bl_error *err)
 {
     bl_scan *s = x->s;
     const bl_verify_options *o = x->f->o;
@@ -415,7 +262,7 @@ static bl_status run(scanner *x, bl_error *err)
     if (!x->sources || !x->lanes) {
         return nomem(err);
     }
-    BL_TRY(index_weights(x, err));
+    BL_TRY(bl_scan_index(x, err));
     BL_TRY(add_files(x, err));
     BL_TRY(add_others(x, err));
     if (s->chunks) {
@@ -445,10 +292,10 @@ static bl_status run(scanner *x, bl_error *err)
     return BL_OK;
 }
 
-static void close_all(scanner *x)
+static void close_all(bl_scanner *x)
 {
     for (size_t i = 0; x->sources && i < x->count; i++) {
-        source *src = &x->sources[i];
+        bl_scan_source *src = &x->sources[i];
         bl_reader_close(&src->reader);
         bl_sha256_destroy(&src->hash);
         bl_chunker_destroy(&src->chunker);
@@ -463,7 +310,7 @@ static void close_all(scanner *x)
 bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err)
 {
     static const bl_binding none;
-    scanner x = {.s = s, .f = f, .arena = arena};
+    bl_scanner x = {.s = s, .f = f, .arena = arena};
     pthread_mutex_init(&x.lock, NULL);
     bl_status status = bl_values_open(&x.values, s->c, s->binding ? s->binding : &none, f->o->cpu, arena, err);
     if (status == BL_OK && s->values) {

@@ -16,7 +16,7 @@ typedef struct bl_scan {
     bool values;                   /* compute value digests into sums; needs a binding */
     bl_sum *sums;                  /* out, [binding weights] */
     bool *broken;                  /* out, [binding weights]: has no value digest (a finding said why) */
-    size_t files_hashed, chunks_right; /* out */
+    size_t chunks_right;               /* out */
     uint64_t bytes;                    /* out */
 } bl_scan;
 

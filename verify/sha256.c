@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define PIECE ((size_t)1 << 20)
-#define SUMS_MAX ((uint64_t)256 << 20)
 
 struct bl_sha256 {
     EVP_MD_CTX *ctx;
@@ -93,15 +92,15 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const bl_sum_line *)a)->name, ((const bl_sum_line *)b)->name);
 }
 
-bl_status bl_sums_write(bl_sum_line *lines, size_t count, const char *path, bl_error *err)
+bl_status bl_sums_text(bl_sum_line *lines, size_t count, char **text, size_t *n, bl_error *err)
 {
-    size_t n = 0;
+    *n = 0;
     for (size_t i = 0; i < count; i++) {
-        n += 64 + 2 + strlen(lines[i].name) + 1;
+        *n += 64 + 2 + strlen(lines[i].name) + 1;
     }
-    char *text = malloc(n + 65), *p = text;
-    if (!text) {
-        return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
+    char *p = *text = malloc(*n + 65);
+    if (!p) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for " BL_SUMS_NAME);
     }
     qsort(lines, count, sizeof *lines, by_name);
     for (size_t i = 0; i < count; i++) {
@@ -109,6 +108,14 @@ bl_status bl_sums_write(bl_sum_line *lines, size_t count, const char *path, bl_e
         p += 64;
         p += sprintf(p, "  %s\n", lines[i].name);
     }
+    return BL_OK;
+}
+
+bl_status bl_sums_write(bl_sum_line *lines, size_t count, const char *path, bl_error *err)
+{
+    char *text;
+    size_t n;
+    BL_TRY(bl_sums_text(lines, count, &text, &n, err));
     bl_status s = bl_output_file(path, text, n, err);
     free(text);
     return s;
@@ -144,11 +151,9 @@ static bool parse_line(const char *line, size_t n, bl_arena *arena, bl_sum_line 
     return bl_hex_decode(out->digest, line, 64) && name && inside(name);
 }
 
-bl_status bl_sums_read(const char *path, bl_arena *arena, bl_sum_line **lines, size_t *count, bl_error *err)
+bl_status bl_sums_parse(const char *text, size_t size, const char *path, bl_arena *arena, bl_sum_line **lines, size_t *count, bl_error *err)
 {
-    char *text;
-    size_t size, n = 0;
-    BL_TRY(bl_file_slurp(path, SUMS_MAX, &text, &size, err));
+    size_t n = 0;
     for (size_t i = 0; i < size; i++) {
         n += text[i] == '\n';
     }
@@ -165,7 +170,6 @@ bl_status bl_sums_read(const char *path, bl_arena *arena, bl_sum_line **lines, s
         ++*count;
         at = (size_t)(end - text) + 1;
     }
-    free(text);
     if (*count) {
         qsort(out, *count, sizeof *out, by_name);
     }

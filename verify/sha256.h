@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #define BL_SUMS_NAME "SHA256SUMS"
+#define BL_SIGNATURE_NAME "SHA256SUMS.sig" /* 64 raw bytes: its Ed25519 signature */
 
 typedef struct bl_sha256 bl_sha256;
 
@@ -29,13 +30,15 @@ typedef struct bl_sum_line {
     uint8_t digest[32];
 } bl_sum_line;
 
-/* Sort lines and write them to path. */
+/* Sort lines and make the file's text of them: malloc'd, n bytes. */
+bl_status bl_sums_text(bl_sum_line *lines, size_t count, char **text, size_t *n, bl_error *err);
+/* The same, written to path. */
 bl_status bl_sums_write(bl_sum_line *lines, size_t count, const char *path, bl_error *err);
 
-/* Read path. Every line must have exactly the form above (also " *" for the two spaces, as sha256sum -b writes), names must be
- * unique and stay inside the folder; the first line that breaks this is named with its offset (BL_E_INPUT). The order is free.
+/* Parse the n bytes of path. Every line must have exactly the form above (also " *" for the two spaces, as sha256sum -b writes), names
+ * must be unique and stay inside the folder; the first line that breaks this is named with its offset (BL_E_INPUT). The order is free.
  * Lines come sorted by name; all lives in arena. */
-bl_status bl_sums_read(const char *path, bl_arena *arena, bl_sum_line **lines, size_t *count, bl_error *err);
+bl_status bl_sums_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_sum_line **lines, size_t *count, bl_error *err);
 /* The line of name among sorted lines; NULL when absent. */
 const bl_sum_line *bl_sums_find(const bl_sum_line *lines, size_t count, const char *name);
 

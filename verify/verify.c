@@ -3,6 +3,7 @@
 #include "verify/companions.h"
 #include "verify/compare.h"
 #include "verify/scales.h"
+#include "verify/signature.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +54,18 @@ static bool looks_like_one(const char *path)
     return false;
 }
 
+/* Signatures and the Hugging Face client's records are of folders; a signature can only be put into one, and is for all ranks. */
+static bl_status fit_for_signing(const side *s, const bl_verify_options *o, bl_error *err)
+{
+    if (s->c->kind == BL_SOURCE_FILE) {
+        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: only folders have a signature and download records");
+    }
+    if (o->sign && s->c->archive) {
+        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is an archive: sign the folder, then pack it");
+    }
+    return BL_OK;
+}
+
 /* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. */
 static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_rank, bl_error *err)
 {
@@ -74,7 +87,7 @@ static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_ran
     if (f->o->against && !s->c->has_config) {
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
-    return BL_OK;
+    return f->o->sign || f->o->key || f->o->hub ? fit_for_signing(s, f->o, err) : BL_OK;
 }
 
 /* The global manifest against the files and against SHA256SUMS. */
@@ -95,7 +108,7 @@ static void check_manifest(side *s, bl_finder *f)
                     (unsigned long long)st.st_size, (unsigned long long)file->bytes);
         }
         const bl_witness *w = bl_witness_of(&s->witnesses, path);
-        if (f->o->level >= 3 && file->has_sha256 && w && w->sha256 && memcmp(w->digest, file->sha256, 32) != 0) {
+        if (f->o->level >= 3 && file->has_sha256 && w && w->listed && memcmp(w->sums, file->sha256, 32) != 0) {
             bl_find(f, 3, path, NULL, -1, -1, "manifest.json and SHA256SUMS record different SHA-256");
         }
     }
@@ -150,6 +163,16 @@ static void check_replicas(side *s, bl_finder *f)
     }
 }
 
+static bool hub_knows(const bl_witnesses *w)
+{
+    for (size_t i = 0; i < w->count; i++) {
+        if (w->items[i].hub.kind != BL_HUB_NONE) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
@@ -167,6 +190,9 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
     }
     if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
+        if (f->o->hub && s->witnesses.unrecorded && !hub_knows(&s->witnesses)) {
+            bl_find(f, 3, s->c->path, NULL, -1, -1, "has no records of the Hugging Face client: there is nothing to compare with");
+        }
         s->scan.witnesses = &s->witnesses;
         s->scan.chunks = s->c->rank_count > 0;
     }
@@ -192,30 +218,62 @@ static void fill_report(const side *s, int level, bl_verify_report *r)
     r->kind = s->c->kind;
     r->files = s->c->file_count;
     r->tensors = s->c->tensor_count;
-    r->files_hashed = s->scan.files_hashed;
     r->chunks = s->scan.chunks_right;
     r->bytes = s->scan.bytes;
+    r->files_unrecorded = s->witnesses.unrecorded;
+    for (size_t i = 0; i < s->witnesses.count; i++) {
+        r->files_hashed += bl_witness_proven(&s->witnesses.items[i]);
+        r->files_hub += s->witnesses.items[i].hub_right;
+    }
     for (size_t i = 0; level >= 3 && s->c->kind != BL_SOURCE_PACKED && i < s->c->file_count; i++) {
-        r->files_unproven += bl_witness_of(&s->witnesses, s->c->files[i].path) == NULL;
+        const bl_witness *w = bl_witness_of(&s->witnesses, s->c->files[i].path);
+        r->files_unproven += !w || (!w->listed && w->hub.kind == BL_HUB_NONE);
     }
 }
 
-static bl_status verify(const char *path, bl_finder *f, side sides[2], bl_verify_report *report, bl_error *err)
+/* The signature comes before everything that it vouches for. */
+static bl_status check_trust(side *s, bl_finder *f, const bl_key *key, bl_verify_report *r, bl_error *err)
+{
+    bool right = false;
+    BL_TRY(bl_signature_check(f, s->c, key, &s->witnesses, &right, err));
+    r->trust = right ? BL_TRUST_SIGNED : BL_TRUST_UNSIGNED;
+    r->kind = s->c->kind;
+    return BL_OK;
+}
+
+/* Compare with another model. */
+static bl_status compare(bl_finder *f, side sides[2], bl_verify_report *report, bl_error *err)
+{
+    BL_TRY(scan_side(&sides[1], f, false, true, err));
+    report->bytes += sides[1].scan.bytes;
+    report->compared = bl_compare(f, &sides[0].scan, &sides[1].scan);
+    return BL_OK;
+}
+
+static bl_status verify(const char *path, bl_finder *f, side sides[2], const bl_key *key, bl_verify_report *report, bl_error *err)
 {
     const bl_verify_options *o = f->o;
     bool values = o->against != NULL;
     BL_TRY(open_side(&sides[0], path, f, o->one_rank, err));
+    if (o->level >= 3 && sides[0].c->kind != BL_SOURCE_FILE) {
+        BL_TRY(bl_witness_read(f, sides[0].c, &sides[0].arena, &sides[0].witnesses, err));
+    }
+    if (o->key) {
+        BL_TRY(check_trust(&sides[0], f, key, report, err));
+        if (report->trust == BL_TRUST_UNSIGNED) {
+            return BL_OK;
+        }
+    }
     if (values) { /* now: what cannot be compared with should not show after hours of reading */
         BL_TRY(open_side(&sides[1], o->against, f, false, err));
     }
     BL_TRY(scan_side(&sides[0], f, true, values, err));
     fill_report(&sides[0], o->level, report);
-    if (!values) {
-        return BL_OK;
+    BL_TRY(values ? compare(f, sides, report, err) : BL_OK);
+    if (o->sign && f->count == 0) {
+        BL_TRY(bl_signature_make(sides[0].c, key, &sides[0].witnesses, &report->files_listed, err));
+        report->trust = BL_TRUST_MADE;
     }
-    BL_TRY(scan_side(&sides[1], f, false, true, err));
-    report->bytes += sides[1].scan.bytes;
-    report->compared = bl_compare(f, &sides[0].scan, &sides[1].scan);
     return BL_OK;
 }
 
@@ -223,12 +281,18 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
 {
     bl_finder f = {.o = o};
     side sides[2] = {0};
+    bl_key *key = NULL;
     double start = now();
     *report = (bl_verify_report){0};
+    if (o->key || o->sign) {
+        BL_TRY(bl_key_read(&key, o->sign ? o->sign : o->key, o->sign != NULL, err));
+        bl_key_name(key, report->signer);
+    }
     pthread_mutex_init(&f.lock, NULL);
-    bl_status s = verify(path, &f, sides, report, err);
+    bl_status s = verify(path, &f, sides, key, report, err);
     close_side(&sides[0]);
     close_side(&sides[1]);
+    bl_key_destroy(&key);
     pthread_mutex_destroy(&f.lock);
     report->findings = f.count;
     report->seconds = now() - start;

@@ -1,4 +1,4 @@
-/* Proving a folder: levels 0 to 3, every problem named, and comparison of two models by their values.
+/* Proving a folder: levels 0 to 4, every problem named, and comparison of two models by their values.
  *
  *   0 names      every tensor in exactly the shard the index or manifest names; nothing missing, doubled or stray
  *   1 structure  strict safetensors headers, sizes, manifests that agree with the files
@@ -6,6 +6,9 @@
  *                quantization_config exactly when there are quantised weights
  *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; in a packed model every
  *                8 MiB chunk of every tensor against the manifest, and equal copies where several ranks hold the same
+ *   4 trust      SHA256SUMS.sig is the signature of SHA256SUMS by a given key, and SHA256SUMS lists every file: what git and the
+ *                Hugging Face client keep for themselves aside (.git, .gitattributes, .gitignore, .github, .cache, .huggingface). The
+ *                signature comes first: when it does not hold nothing else is looked at
  *
  * Levels include the lower ones. Levels 2 and 3 read everything once; memory does not depend on sizes. */
 #ifndef BL_VERIFY_VERIFY_H
@@ -23,24 +26,42 @@ typedef struct bl_finding {
 } bl_finding;
 
 typedef struct bl_verify_options {
-    int level;           /* 0..3 */
+    int level;           /* 0..4; 4 exactly when key is set */
+    const char *key;     /* file of the Ed25519 public key to check the signature with; NULL = none */
+    const char *sign;    /* file of the private key to sign the folder with when all holds at level 3, which then also means that every
+                            file is listed. A folder without SHA256SUMS gets one; one that lacks the payload of a packed model, which
+                            was packed without, is completed. NULL = do not sign */
+    bool hub;            /* compare with the Hugging Face client's records also what SHA256SUMS lists, and say what has none */
     bool one_rank;       /* packed models: what is on a node that holds one rank, and not all ranks */
     int rank;            /* which */
     int jobs;            /* threads; <= 0 = chosen */
     unsigned cpu;        /* kernel capability mask */
     const char *against; /* another checkpoint to compare values with; NULL = none */
     void (*on_finding)(void *arg, const bl_finding *f); /* one at a time, from any thread */
+    void (*on_unrecorded)(void *arg, const char *name); /* hub: a file without a record; may be NULL */
     void *arg;
     bool (*cancelled)(void);                                         /* may be NULL */
     void (*progress)(void *progress_arg, uint64_t done, uint64_t total); /* may be NULL */
     void *progress_arg;
 } bl_verify_options;
 
+typedef enum bl_trust {
+    BL_TRUST_NONE = 0, /* no key was given */
+    BL_TRUST_SIGNED,   /* the signature holds */
+    BL_TRUST_UNSIGNED, /* it does not: nothing else was looked at */
+    BL_TRUST_MADE      /* the folder was signed now */
+} bl_trust;
+
 typedef struct bl_verify_report {
     bl_source_kind kind;
     size_t findings;
     size_t files, tensors;
-    size_t files_hashed;   /* whose SHA-256 was recorded and is right */
+    size_t files_hashed;   /* whose digest was recorded and is right */
+    size_t files_hub;      /* of them by the Hugging Face client's records */
+    size_t files_unrecorded; /* hub: those without such a record */
+    bl_trust trust;
+    char signer[80];       /* the public key: "ed25519:" and digits */
+    size_t files_listed;   /* added to SHA256SUMS before it was signed */
     size_t files_unproven; /* weight files that nothing is recorded for */
     size_t chunks;         /* chunk digests that are right */
     size_t compared;       /* weights whose values are equal on both sides */

@@ -7,15 +7,15 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define SUMS_MAX ((uint64_t)256 << 20)
 #define MAX_GIT_FILE ((uint64_t)256 << 20)
-#define MAX_DOWNLOAD_RECORD ((uint64_t)4096)
+#define MAX_DEPTH 16
 
 typedef struct gatherer {
     bl_finder *f;
@@ -25,6 +25,10 @@ typedef struct gatherer {
     size_t cap;
     bl_sum_line *lines;
     size_t line_count;
+    size_t from_sums; /* witnesses that come from them: those are sorted by name */
+    bool listing;     /* there is a SHA256SUMS, and it can be read */
+    bool all;         /* everything must be listed, since a signature is to cover it */
+    bool first;       /* there is no SHA256SUMS yet: it is to be written and signed */
 } gatherer;
 
 static bl_status nomem(bl_error *err)
@@ -32,7 +36,7 @@ static bl_status nomem(bl_error *err)
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-static bl_status add(gatherer *g, const char *name, bool sha256, const uint8_t *digest, const char *origin, bl_error *err)
+static bl_status add(gatherer *g, const char *name, bl_witness **out, bl_error *err)
 {
     if (g->out->count == g->cap) {
         size_t cap = g->cap ? 2 * g->cap : 64;
@@ -46,10 +50,8 @@ static bl_status add(gatherer *g, const char *name, bool sha256, const uint8_t *
         g->out->items = items;
         g->cap = cap;
     }
-    bl_witness *w = &g->out->items[g->out->count++];
-    *w = (bl_witness){.name = bl_arena_strndup(g->arena, name, strlen(name)), .sha256 = sha256, .origin = origin};
-    w->path = bl_path_join(g->arena, g->c->path, name);
-    memcpy(w->digest, digest, sha256 ? 32 : 20);
+    bl_witness *w = *out = &g->out->items[g->out->count++];
+    *w = (bl_witness){.name = bl_arena_strndup(g->arena, name, strlen(name)), .path = bl_path_join(g->arena, g->c->path, name)};
     return w->name && w->path ? BL_OK : nomem(err);
 }
 
@@ -94,19 +96,43 @@ static bool hopeless(const gatherer *g, const char *name, uint64_t size)
     return g->c->kind == BL_SOURCE_HF && !strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);
 }
 
-static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
+bl_status bl_witness_read(bl_finder *f, const bl_checkpoint *c, bl_arena *arena, bl_witnesses *out, bl_error *err)
 {
-    char *path = bl_path_join(g->arena, g->c->path, BL_SUMS_NAME);
-    bl_error e;
-    bl_error_clear(&e);
+    char *path = bl_path_join(arena, c->path, BL_SUMS_NAME), *text;
+    *out = (bl_witnesses){0};
     if (!path) {
         return nomem(err);
     }
-    *present = access(path, F_OK) == 0;
-    if (!*present) {
+    if (access(path, F_OK) != 0) {
         return BL_OK;
     }
-    bl_status s = bl_sums_read(path, g->arena, &g->lines, &g->line_count, &e);
+    bl_error e;
+    bl_error_clear(&e);
+    bl_status s = bl_file_slurp(path, SUMS_MAX, &text, &out->bytes, &e);
+    if (s == BL_E_INPUT) {
+        out->unread = true;
+        f->level = 3;
+        bl_finder_problem(f, &e);
+        return BL_OK;
+    }
+    if (s != BL_OK) {
+        if (err) {
+            *err = e;
+        }
+        return s;
+    }
+    out->text = bl_arena_strndup(arena, text, out->bytes);
+    free(text);
+    return out->text ? BL_OK : nomem(err);
+}
+
+static bl_status from_sums(gatherer *g, bl_error *err)
+{
+    bl_error e;
+    bl_error_clear(&e);
+    const char *path = bl_path_join(g->arena, g->c->path, BL_SUMS_NAME);
+    bl_status s = path ? bl_sums_parse(g->out->text, g->out->bytes, path, g->arena, &g->lines, &g->line_count, &e) : nomem(&e);
+    g->listing = s == BL_OK;
     if (s == BL_E_INPUT) {
         g->line_count = 0; /* whatever line is damaged: none of them is to be trusted */
         bl_finder_problem(g->f, &e);
@@ -119,52 +145,27 @@ static bl_status from_sums(gatherer *g, bool *present, bl_error *err)
         return s;
     }
     for (size_t i = 0; i < g->line_count; i++) {
-        const char *file = bl_path_join(g->arena, g->c->path, g->lines[i].name);
+        const char *name = g->lines[i].name, *file = bl_path_join(g->arena, g->c->path, name);
         struct stat st;
+        bl_witness *w;
         if (!file) {
             return nomem(err);
         }
-        if (!bl_checkpoint_covers(g->c, g->lines[i].name)) {
+        if (!bl_checkpoint_covers(g->c, name)) {
             continue;
         }
         if (stat(file, &st) != 0 || !S_ISREG(st.st_mode)) {
             bl_find(g->f, 3, file, NULL, -1, -1, "is listed in " BL_SUMS_NAME " but is not there");
             continue;
         }
-        if (!hopeless(g, g->lines[i].name, (uint64_t)st.st_size)) {
-            BL_TRY(add(g, g->lines[i].name, true, g->lines[i].digest, BL_SUMS_NAME, err));
+        if (!hopeless(g, name, (uint64_t)st.st_size)) {
+            BL_TRY(add(g, name, &w, err));
+            w->listed = true;
+            memcpy(w->sums, g->lines[i].digest, sizeof w->sums);
         }
     }
+    g->from_sums = g->out->count;
     return BL_OK;
-}
-
-/* Hugging Face's cache names a file's content by its SHA-256 (large files) or git's SHA-1: snapshots are links to such names, and
- * a download into a folder leaves the name on the second line of .cache/huggingface/download/NAME.metadata. */
-static bool hub_name(gatherer *g, const char *folder, const char *name, char oid[65])
-{
-    char target[4096], *download = NULL;
-    const char *path = bl_path_join(g->arena, folder, name), *text = NULL;
-    ssize_t n = path ? readlink(path, target, sizeof target - 1) : -1;
-    if (n > 0) {
-        target[n] = 0;
-        const char *slash = strrchr(target, '/');
-        text = slash ? slash + 1 : target;
-    } else {
-        char meta[4096];
-        snprintf(meta, sizeof meta, "%s/.cache/huggingface/download/%s.metadata", folder, name);
-        if (bl_file_slurp(meta, MAX_DOWNLOAD_RECORD, &download, NULL, NULL) == BL_OK && (text = strchr(download, '\n')) != NULL) {
-            text++;
-        }
-    }
-    size_t len = text ? strcspn(text, "\r\n") : 0;
-    uint8_t digest[32];
-    bool named = (len == 64 || len == 40) && bl_hex_decode(digest, text, len);
-    if (named) {
-        memcpy(oid, text, len);
-        oid[len] = 0;
-    }
-    free(download);
-    return named;
 }
 
 static bool listed(const gatherer *g, const char *name)
@@ -172,59 +173,139 @@ static bool listed(const gatherer *g, const char *name)
     return bl_sums_find(g->lines, g->line_count, name) != NULL;
 }
 
-/* A file that SHA256SUMS does not list. no_sha: the manifest left the hash of this payload file out on purpose. */
-static bl_status unlisted(gatherer *g, const char *name, uint64_t size, bool sums, bl_error *err)
+static int by_name(const void *a, const void *b)
 {
-    char oid[65];
-    uint8_t digest[32];
-    if (g->c->kind == BL_SOURCE_PACKED) {
-        for (size_t i = 0; g->c->manifest && i < g->c->manifest->file_count; i++) {
-            const bl_manifest_file *file = &g->c->manifest->files[i];
-            if (!strcmp(file->name, name) && !file->has_sha256) {
-                return BL_OK;
-            }
-        }
-        if (sums) {
-            bl_find(g->f, 3, bl_path_join(g->arena, g->c->path, name), NULL, -1, -1, "is not listed in " BL_SUMS_NAME);
-        }
-        return BL_OK;
-    }
-    if (hopeless(g, name, size) || !hub_name(g, g->c->path, name, oid)) {
-        return BL_OK;
-    }
-    bl_hex_decode(digest, oid, strlen(oid));
-    return add(g, name, strlen(oid) == 64, digest, "the name of its object in the Hugging Face cache", err);
+    return strcmp(((const bl_witness *)a)->name, ((const bl_witness *)b)->name);
 }
 
-/* Every file of sub ("" or a rank folder). In a packed model also what is no file at all: nothing may be there unlisted. */
-static bl_status walk(gatherer *g, const char *sub, bool sums, bl_error *err)
+/* What the Hugging Face client recorded: counts for what is not listed, and when it is asked for. */
+static bl_status hub_record(gatherer *g, const char *name, uint64_t size, bool in_sums, bl_error *err)
+{
+    bool asked = g->f->o->hub;
+    bl_hub_record r = {0};
+    if (hopeless(g, name, size) || (!asked && (in_sums || g->c->kind == BL_SOURCE_PACKED))) {
+        return BL_OK;
+    }
+    r = bl_hub_find(g->c->path, name);
+    bl_witness key = {.name = name}, *w = NULL;
+    if (r.kind != BL_HUB_NONE) {
+        w = in_sums && g->from_sums ? bsearch(&key, g->out->items, g->from_sums, sizeof *w, by_name) : NULL;
+        BL_TRY(w ? BL_OK : add(g, name, &w, err));
+        w->hub = r;
+    } else if (asked) {
+        g->out->unrecorded++;
+        if (g->f->o->on_unrecorded) {
+            g->f->o->on_unrecorded(g->f->o->arg, name);
+        }
+    }
+    return BL_OK;
+}
+
+static bl_status want(gatherer *g, const char *name, bl_error *err)
+{
+    bl_witness *last = g->out->count ? &g->out->items[g->out->count - 1] : NULL, *w = NULL;
+    if (strpbrk(name, "\n\\")) {
+        bl_find(g->f, 3, bl_path_join(g->arena, g->c->path, name), NULL, -1, -1, "has a name that " BL_SUMS_NAME " cannot list");
+        return BL_OK;
+    }
+    if (last && !strcmp(last->name, name)) {
+        w = last; /* just now, for its record */
+    } else {
+        BL_TRY(add(g, name, &w, err));
+    }
+    w->wanted = true;
+    return BL_OK;
+}
+
+/* Did the manifest leave the SHA-256 of this payload file out on purpose? Its chunk digests prove it then. */
+static bool left_out(const gatherer *g, const char *name)
+{
+    for (size_t i = 0; g->c->manifest && i < g->c->manifest->file_count; i++) {
+        const bl_manifest_file *file = &g->c->manifest->files[i];
+        if (!strcmp(file->name, name) && !file->has_sha256) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Something that SHA256SUMS does not list. */
+static bl_status unlisted(gatherer *g, const char *name, bool regular, bl_error *err)
+{
+    const char *path = bl_path_join(g->arena, g->c->path, name);
+    bool packed = g->c->kind == BL_SOURCE_PACKED, chunks = packed && left_out(g, name);
+    if (!path) {
+        return nomem(err);
+    }
+    if (regular && g->f->o->sign && (chunks || g->first)) {
+        return want(g, name, err);
+    }
+    if (chunks && g->all) {
+        bl_find(g->f, 3, path, NULL, -1, -1, "is not listed in " BL_SUMS_NAME ": the signature does not cover it");
+    } else if (!chunks && g->listing && (packed || g->all)) {
+        bl_find(g->f, 3, path, NULL, -1, -1, "is not listed in " BL_SUMS_NAME);
+    } else if (g->all && !regular) {
+        bl_find(g->f, 3, path, NULL, -1, -1, "is no file: " BL_SUMS_NAME " cannot list it");
+    }
+    return BL_OK;
+}
+
+/* Is an entry no part of the model? Hidden ones are none, except where everything is to be covered: then what git and the Hugging Face
+ * client keep for themselves. */
+static bool aside(const gatherer *g, const char *sub, const char *name)
+{
+    static const char *const kept[] = {".git", ".gitattributes", ".github", ".gitignore", ".cache", ".huggingface"};
+    if (!strcmp(name, ".") || !strcmp(name, "..") || (!*sub && (!strcmp(name, BL_SUMS_NAME) || !strcmp(name, BL_SIGNATURE_NAME)))) {
+        return true;
+    }
+    for (size_t i = 0; !*sub && i < sizeof kept / sizeof *kept; i++) {
+        if (!strcmp(name, kept[i])) {
+            return true;
+        }
+    }
+    return name[0] == '.' && !g->all;
+}
+
+static bl_status walk(gatherer *g, const char *sub, int depth, bl_error *err);
+
+static bl_status visit(gatherer *g, const char *name, int depth, bl_error *err)
+{
+    struct stat st, link;
+    const char *path = bl_path_join(g->arena, g->c->path, name);
+    if (!path) {
+        return nomem(err);
+    }
+    bool there = stat(path, &st) == 0, packed = g->c->kind == BL_SOURCE_PACKED;
+    bool regular = there && S_ISREG(st.st_mode), folder = there && S_ISDIR(st.st_mode) && lstat(path, &link) == 0 && S_ISDIR(link.st_mode);
+    if (!bl_checkpoint_covers(g->c, name)) {
+        return BL_OK;
+    }
+    if (folder && depth < MAX_DEPTH && (!packed || (depth == 0 && !strncmp(name, "rank-", 5)))) {
+        return walk(g, name, depth + 1, err);
+    }
+    bool in_sums = listed(g, name);
+    if (regular) {
+        BL_TRY(hub_record(g, name, (uint64_t)st.st_size, in_sums, err));
+    }
+    return in_sums ? BL_OK : unlisted(g, name, regular, err);
+}
+
+/* Every entry of sub ("" is the folder itself). In a packed model also what is no file at all: nothing may be there unlisted. */
+static bl_status walk(gatherer *g, const char *sub, int depth, bl_error *err)
 {
     const char *folder = *sub ? bl_path_join(g->arena, g->c->path, sub) : g->c->path;
     DIR *d = folder ? opendir(folder) : NULL;
+    if (!d && *sub && g->all) {
+        bl_find(g->f, 3, folder, NULL, -1, -1, "cannot be listed: %s", strerror(errno));
+    }
     if (!d) {
         return *sub ? BL_OK : bl_fail_errno(err, errno, 1, g->c->path, "cannot list the folder");
     }
     bl_status s = BL_OK;
     for (struct dirent *e; s == BL_OK && (e = readdir(d));) {
-        char name[600];
-        struct stat st;
-        if (e->d_name[0] == '.' || (!*sub && !strcmp(e->d_name, BL_SUMS_NAME))) {
-            continue;
-        }
-        snprintf(name, sizeof name, "%s%s%s", sub, *sub ? "/" : "", e->d_name);
-        const char *path = bl_path_join(g->arena, g->c->path, name);
-        if (!path) {
-            s = nomem(err);
-            continue;
-        }
-        bool there = stat(path, &st) == 0, packed = g->c->kind == BL_SOURCE_PACKED;
-        if (!bl_checkpoint_covers(g->c, name)) {
-            continue;
-        }
-        if (packed && !*sub && there && S_ISDIR(st.st_mode) && !strncmp(name, "rank-", 5)) {
-            s = walk(g, name, sums, err);
-        } else if ((packed || (there && S_ISREG(st.st_mode))) && !listed(g, name)) {
-            s = unlisted(g, name, there ? (uint64_t)st.st_size : 0, sums, err);
+        const char *name = aside(g, sub, e->d_name) ? NULL : bl_path_join(g->arena, sub, e->d_name);
+        if (name) {
+            s = visit(g, name, depth, err);
         }
     }
     closedir(d);
@@ -238,45 +319,72 @@ static int by_path(const void *a, const void *b)
 
 bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *arena, bl_witnesses *out, bl_error *err)
 {
-    *out = (bl_witnesses){0};
-    gatherer g = {.f = f, .c = c, .arena = arena, .out = out};
-    bool sums = false;
+    gatherer g = {.f = f, .c = c, .arena = arena, .out = out, .all = f->o->sign || f->o->key};
+    g.first = !out->text && !out->unread && c->kind == BL_SOURCE_HF;
     f->level = 3;
-    BL_TRY(from_sums(&g, &sums, err));
-    if (!sums && c->kind == BL_SOURCE_PACKED) {
+    if (out->text) {
+        BL_TRY(from_sums(&g, err));
+    } else if (c->kind == BL_SOURCE_PACKED && !out->unread) {
         bl_find(f, 3, bl_path_join(arena, c->path, BL_SUMS_NAME), NULL, -1, -1, "is missing: nothing proves the manifests");
     }
-    BL_TRY(walk(&g, "", g.line_count > 0, err));
+    BL_TRY(walk(&g, "", 0, err));
     if (out->count) {
         qsort(out->items, out->count, sizeof *out->items, by_path);
     }
     return BL_OK;
 }
 
-const bl_witness *bl_witness_of(const bl_witnesses *w, const char *path)
+bl_witness *bl_witness_of(const bl_witnesses *w, const char *path)
 {
     bl_witness key = {.path = path};
     return w->count ? bsearch(&key, w->items, w->count, sizeof *w->items, by_path) : NULL;
 }
 
-bl_status bl_witness_check_git(bl_finder *f, const bl_witness *w, bool *right, bl_error *err)
+bool bl_witness_hashes(const bl_witness *w)
 {
-    char *data, head[64];
-    size_t n;
-    uint8_t digest[EVP_MAX_MD_SIZE];
-    BL_TRY(bl_file_slurp(w->path, MAX_GIT_FILE, &data, &n, err));
-    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-    size_t head_bytes = (size_t)snprintf(head, sizeof head, "blob %zu", n) + 1; /* with its NUL */
-    bool ok = ctx && EVP_DigestInit_ex(ctx, EVP_sha1(), NULL) == 1 && EVP_DigestUpdate(ctx, head, head_bytes) == 1 &&
-              EVP_DigestUpdate(ctx, data, n) == 1 && EVP_DigestFinal_ex(ctx, digest, NULL) == 1;
-    EVP_MD_CTX_free(ctx);
-    free(data);
-    if (!ok) {
-        return bl_fail(err, BL_E_INTERNAL, NULL, NULL, -1, "SHA-1 failed in libcrypto");
+    return w->listed || w->wanted || w->hub.kind == BL_HUB_SHA256;
+}
+
+static void contradicted(bl_finder *f, bl_witness *w, uint64_t size, const char *what, const char *by)
+{
+    w->wrong = true;
+    bl_find(f, 3, w->path, NULL, 0, (int64_t)size, "its %s differs from %s", what, by);
+}
+
+#define HUB_NAME "the name of its object in the Hugging Face cache"
+
+void bl_witness_judge(bl_finder *f, bl_witness *w, const uint8_t sha256[32], uint64_t size)
+{
+    w->hashed = true;
+    memcpy(w->sha256, sha256, sizeof w->sha256);
+    if (w->listed && memcmp(sha256, w->sums, sizeof w->sums) != 0) {
+        contradicted(f, w, size, "SHA-256", BL_SUMS_NAME);
     }
-    *right = memcmp(digest, w->digest, 20) == 0;
-    if (!*right) {
-        bl_find(f, 3, w->path, NULL, 0, (int64_t)n, "its content differs from %s", w->origin);
+    if (w->hub.kind == BL_HUB_SHA256) {
+        w->hub_right = memcmp(sha256, w->hub.object, sizeof w->sha256) == 0;
+        if (!w->hub_right) {
+            contradicted(f, w, size, "SHA-256", HUB_NAME);
+        }
+    }
+}
+
+bl_status bl_witness_check_git(bl_finder *f, bl_witness *w, bl_error *err)
+{
+    char *data;
+    size_t n;
+    uint8_t oid[BL_GIT_OID_BYTES];
+    BL_TRY(bl_file_slurp(w->path, MAX_GIT_FILE, &data, &n, err));
+    bl_status s = bl_git_oid(data, n, oid, err);
+    free(data);
+    BL_TRY(s);
+    w->hub_right = memcmp(oid, w->hub.object, sizeof oid) == 0;
+    if (!w->hub_right) {
+        contradicted(f, w, n, "content", HUB_NAME);
     }
     return BL_OK;
+}
+
+bool bl_witness_proven(const bl_witness *w)
+{
+    return (w->listed ? w->hashed : w->hub_right) && !w->wrong;
 }

@@ -375,6 +375,60 @@ def test_hub_download_into_a_folder(baleen, tmp_path):
     findings(baleen("verify", d), "model-00001-of-00002.safetensors", "Hugging Face")
 
 
+def test_hub_says_what_it_compared(baleen, tmp_path):
+    snap = hub_folder(tmp_path)
+    (snap / "notes.txt").write_text("mine")
+    (snap / "inference").mkdir()
+    (snap / "inference" / "model.py").write_text("x = 1")
+    r = holds(baleen("verify", snap, "--hub", "--json"))
+    j = json.loads(r.out)
+    assert j["hub"]["files_proven"] == len(list(DEMO.iterdir())) and sorted(j["hub"]["no_record"]) == ["inference/model.py", "notes.txt"]
+    text = holds(baleen("verify", snap, "--hub")).out
+    assert "no record of 2 files" in text and "no record: notes.txt" in text
+
+
+def test_hub_beside_sums(baleen, tmp_path):
+    """SHA256SUMS is the folder's own word; the hub's is another's."""
+    d = copy(tmp_path, DEMO)
+    meta = d / ".cache" / "huggingface" / "download"
+    meta.mkdir(parents=True)
+    shard, small = d / "model-00001-of-00002.safetensors", d / "tokenizer.json"
+    data = small.read_bytes()
+    (meta / (shard.name + ".metadata")).write_text(f"revision\n{hashlib.sha256(shard.read_bytes()).hexdigest()}\n1.0\n")
+    (meta / (small.name + ".metadata")).write_text(f"revision\n{hashlib.sha1(b'blob %d' % len(data) + bytes(1) + data).hexdigest()}\n1.0\n")
+    small.write_bytes(data + b" ")
+    sums = "".join(f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in sorted(d.iterdir()) if f.is_file())
+    (d / "SHA256SUMS").write_text(sums)
+    assert json.loads(holds(baleen("verify", d, "--json")).out)["files_unproven"] == 0
+    lines = findings(baleen("verify", d, "--hub"), "tokenizer.json", "content differs", "Hugging Face")
+    assert len(lines) == 1
+    small.write_bytes(data)
+    findings(baleen("verify", d, "--hub"), "tokenizer.json", "SHA256SUMS")
+    (d / "SHA256SUMS").unlink()
+    j = json.loads(holds(baleen("verify", d, "--hub", "--json")).out)
+    assert j["hub"]["files_proven"] == 2 and "model-00002-of-00002.safetensors" in j["hub"]["no_record"] and j["files_unproven"] == 1
+
+
+def test_hub_without_records(baleen, made, tmp_path):
+    assert len(findings(baleen("verify", DEMO, "--hub"), "no records")) == 1
+    findings(baleen("verify", made["packed"], "--hub"), "no records")
+
+
+def test_hub_of_a_packed_model(baleen, made, tmp_path):
+    """As it comes back from a repository of one's own."""
+    d = copy(tmp_path, made["packed"])
+    names = [p.relative_to(d) for p in d.rglob("*") if p.is_file()]
+    for name in names:
+        record = d / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(f"revision\n{hashlib.sha256((d / name).read_bytes()).hexdigest()}\n1.0\n")
+    j = json.loads(holds(baleen("verify", d, "--hub", "--json")).out)
+    assert j["hub"] == {"files_proven": len(names) - 1, "no_record": []}  # SHA256SUMS itself is not looked at
+    record = d / ".cache" / "huggingface" / "download" / "rank-0000" / "rest.safetensors.metadata"
+    record.write_text("revision\n" + "0" * 64 + "\n1.0\n")
+    findings(baleen("verify", d, "--hub"), "rank-0000/rest.safetensors", "Hugging Face")
+
+
 # ---- what is no checkpoint
 
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("hello"),
