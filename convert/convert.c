@@ -69,9 +69,7 @@ static bl_status make_layout(bl_job *j, bl_error *err)
     if (!layers) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     }
-    for (int i = 0; i < l->pp; i++) {
-        layers[i] = c->num_hidden_layers / l->pp + (l->pp - i <= c->num_hidden_layers % l->pp);
-    }
+    bl_layout_even(c->num_hidden_layers, l->pp, layers);
     l->stage_layers = layers;
     return BL_OK;
 }

@@ -57,6 +57,20 @@ uint64_t bl_cache_bytes(const bl_config *c, int layers, int64_t tokens)
     return bl_cache_place_bytes(c, layers) + (uint64_t)bl_cache_pages(c, tokens) * bl_cache_page_bytes(c);
 }
 
+static bool attends_to(const bl_config *c, bl_range layers, int source)
+{
+    for (int l = layers.first; l < layers.first + layers.count; l++)
+        if (bl_config_kv_source(c, l) == c->kv_source_layer_ids[source]) return true;
+    return false;
+}
+
+uint64_t bl_cache_stage_bytes(const bl_config *c, bl_range layers, int64_t tokens)
+{
+    int64_t pages = 0;
+    for (int s = 0; s < c->kv_source_count; s++) pages += attends_to(c, layers, s) ? pages_for(c, s, tokens) : 0;
+    return bl_cache_place_bytes(c, layers.count) + (uint64_t)pages * bl_cache_page_bytes(c);
+}
+
 /* ---- pages and places */
 
 bl_status bl_page_pool_init(bl_page_pool *p, bl_backend *b, const bl_config *c, int layers, bl_error *err)

@@ -83,6 +83,9 @@ uint64_t bl_cache_bytes(const bl_config *c, int layers, int64_t tokens);
 uint64_t bl_cache_place_bytes(const bl_config *c, int layers);
 int64_t bl_cache_pages(const bl_config *c, int64_t tokens);
 uint64_t bl_cache_page_bytes(const bl_config *c);
+/* Bytes that such a sequence takes on a stage of several: the windows of its layers, and the entries of every KV source that they
+ * attend to, whichever stage makes them. */
+uint64_t bl_cache_stage_bytes(const bl_config *c, bl_range layers, int64_t tokens);
 
 /* The ring row of a position, and the rows of a source's entry. */
 static inline uint8_t *bl_cache_window(const bl_cache *c, int layer, int64_t position)

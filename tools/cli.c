@@ -42,7 +42,7 @@ int cli_usage_error(const cli_command *c, const char *fmt, ...)
     return 2;
 }
 
-static int parse_size(const char *s, uint64_t *out)
+int cli_parse_size(const char *s, uint64_t *out)
 {
     if (!isdigit((unsigned char)*s)) return -1;
     char *end;
@@ -108,7 +108,7 @@ static int set_option(const cli_command *c, const cli_option *o, const char *arg
         if (parse_int(arg, o->value)) return cli_usage_error(c, "--%s takes a whole number, not '%.80s'", o->name, arg);
         return 0;
     case CLI_SIZE:
-        if (parse_size(arg, o->value))
+        if (cli_parse_size(arg, o->value))
             return cli_usage_error(c, "--%s takes a size such as 5GB or 512MiB, not '%.80s'", o->name, arg);
         return 0;
     case CLI_REAL:

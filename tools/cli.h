@@ -43,6 +43,8 @@ typedef struct cli_command {
 /* Parse argv[1..]. Positional arguments go to args[0..*count). Returns -1 to go on, else the exit status to return at once: 0
  * after --help, 2 after wrong usage (one line on stderr). */
 int cli_parse(const cli_command *c, int argc, char **argv, const char **args, int *count);
+/* The text of a CLI_SIZE; 0, or -1 when it is none. */
+int cli_parse_size(const char *text, uint64_t *out);
 /* One line "PROGRAM: ..." on stderr for wrong usage; returns 2. */
 int cli_usage_error(const cli_command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* One line on stderr for a failure; returns its exit status (0 for BL_OK, silently). */

@@ -8,42 +8,15 @@
 
 #include "formats/checkpoint.h"
 #include "runtime/engram.h"
+#include "tools/fit.h"
 #include "tools/generation.h"
+#include "verify/classes.h"
 #include "verify/stats.h"
 
 typedef struct inspect_class {
-    const char *name;
     uint64_t tensors, bytes;
     uint64_t by_dtype[BL_DT_COUNT];
 } inspect_class;
-
-enum { CLASS_EXPERTS, CLASS_ENGRAM_TABLES, CLASS_ENGRAM, CLASS_ATTENTION, CLASS_SHARED, CLASS_DENSE, CLASS_ROUTER, CLASS_MIXING, CLASS_NORMS,
-       CLASS_EMBEDDING, CLASS_DSPARK, CLASS_VISION, CLASS_OTHER, CLASSES };
-
-static const char *const class_names[CLASSES] = {
-    "routed experts", "Engram tables", "Engram projections", "attention", "shared experts", "dense layers", "router", "stream mixing",
-    "norms", "embedding and head", "draft layers", "vision", "other"};
-
-/* By released names; the first match counts. */
-static int classify(const bl_checkpoint *c, const char *n)
-{
-    static const struct { const char *part; bool prefix; int cls; } rules[] = {
-        {"mtp.", true, CLASS_DSPARK},        {"vision.", true, CLASS_VISION},   {"aligner.", true, CLASS_VISION},
-        {"image_", true, CLASS_VISION},      {"embed", true, CLASS_EMBEDDING},  {"head.", true, CLASS_EMBEDDING},
-        {"lm_head.", true, CLASS_EMBEDDING}, {".engram.embed.", false, CLASS_ENGRAM_TABLES}, {".engram.", false, CLASS_ENGRAM},
-        {".shared_experts.", false, CLASS_SHARED}, {".experts.", false, CLASS_EXPERTS}, {".ffn.gate.", false, CLASS_ROUTER},
-        {".mlp.gate.", false, CLASS_ROUTER}, {".mlp.", false, CLASS_DENSE},     {".hc_", false, CLASS_MIXING},
-        {"hc_head", true, CLASS_MIXING},     {".attn.", false, CLASS_ATTENTION}, {".self_attn.", false, CLASS_ATTENTION},
-        {"norm.", false, CLASS_NORMS}};
-    if (!strncmp(n, "model.", 6)) n += 6;
-    if (c->has_config && c->config.earlier && !strncmp(n, "layers.", 7) && atoi(n + 7) >= c->config.num_hidden_layers)
-        return CLASS_DSPARK;
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        const char *at = strstr(n, rules[i].part);
-        if (at && (!rules[i].prefix || at == n)) return rules[i].cls;
-    }
-    return CLASS_OTHER;
-}
 
 static const char *human(uint64_t bytes, char *buf, size_t cap)
 {
@@ -60,9 +33,9 @@ static const char *human(uint64_t bytes, char *buf, size_t cap)
 
 static void count_classes(const bl_checkpoint *c, inspect_class *k)
 {
-    for (int i = 0; i < CLASSES; i++) k[i] = (inspect_class){.name = class_names[i]};
+    memset(k, 0, BL_CLASSES * sizeof *k);
     for (size_t i = 0; i < c->tensor_count; i++) {
-        inspect_class *cls = &k[classify(c, c->tensors[i].name)];
+        inspect_class *cls = &k[bl_class_of(c->has_config ? &c->config : NULL, c->tensors[i].name)];
         cls->tensors++;
         cls->bytes += c->tensors[i].nbytes;
         cls->by_dtype[c->tensors[i].dtype] += c->tensors[i].nbytes;
@@ -144,11 +117,11 @@ static void print_human(const bl_checkpoint *c, const generation_facts *f)
     }
     printf("files: %zu, tensors: %zu, bytes of tensors: %llu (%s)\n", c->file_count, c->tensor_count,
            (unsigned long long)c->tensor_bytes, human(c->tensor_bytes, b, sizeof b));
-    inspect_class k[CLASSES];
+    inspect_class k[BL_CLASSES];
     count_classes(c, k);
-    for (int i = 0; i < CLASSES; i++) {
+    for (int i = 0; i < BL_CLASSES; i++) {
         if (!k[i].tensors) continue;
-        printf("  %-19s %6llu tensors %12s ", k[i].name, (unsigned long long)k[i].tensors, human(k[i].bytes, b, sizeof b));
+        printf("  %-19s %6llu tensors %12s ", bl_class_name((bl_class)i), (unsigned long long)k[i].tensors, human(k[i].bytes, b, sizeof b));
         for (int d = 1; d < BL_DT_COUNT; d++)
             if (k[i].by_dtype[d]) printf(" %s %s", bl_dtype_name((bl_dtype)d), human(k[i].by_dtype[d], b, sizeof b));
         printf("\n");
@@ -157,16 +130,16 @@ static void print_human(const bl_checkpoint *c, const generation_facts *f)
 
 static json_t *classes_json(const bl_checkpoint *c)
 {
-    inspect_class k[CLASSES];
+    inspect_class k[BL_CLASSES];
     count_classes(c, k);
     json_t *list = json_array();
-    for (int i = 0; i < CLASSES; i++) {
+    for (int i = 0; i < BL_CLASSES; i++) {
         if (!k[i].tensors) continue;
         json_t *types = json_object();
         for (int d = 1; d < BL_DT_COUNT; d++)
             if (k[i].by_dtype[d]) json_object_set_new(types, bl_dtype_name((bl_dtype)d), json_integer((json_int_t)k[i].by_dtype[d]));
-        json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:o}", "class", k[i].name, "tensors", (json_int_t)k[i].tensors,
-                                              "bytes", (json_int_t)k[i].bytes, "dtypes", types));
+        json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:o}", "class", bl_class_name((bl_class)i), "tensors",
+                                              (json_int_t)k[i].tensors, "bytes", (json_int_t)k[i].bytes, "dtypes", types));
     }
     return list;
 }
@@ -272,32 +245,36 @@ static int inspect_token_map(const cli_command *cmd, const char *path, bool json
 
 int cmd_inspect(int argc, char **argv)
 {
-    const char *tensor = NULL, *args[1];
+    const char *tensor = NULL, *fit = NULL, *args[1];
     bool token_map = false, json = false;
     int64_t rank = -1;
     int count;
     const cli_option options[] = {
         {"tensor", CLI_STRING, &tensor, "NAME", "statistics of one tensor, decoded with its scale"},
+        {"fit", CLI_STRING, &fit, "LIST", "what would fit where: tp=8,hbm=141G and more, see above"},
         {"rank", CLI_INT, &rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
         {"token-map", CLI_FLAG, &token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
         {"json", CLI_FLAG, &json, NULL, "machine-readable output"},
         {NULL, 0, NULL, NULL, NULL}};
-    const cli_command cmd = {"baleen inspect", "PATH [--tensor NAME] [--rank N] [--json]",
+    const cli_command cmd = {"baleen inspect", "PATH [--fit LIST | --tensor NAME] [--rank N] [--json]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
                              "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
-                             NULL, options, 0, 1};
+                             fit_help, options, 0, 1};
     int rc = cli_parse(&cmd, argc, argv, args, &count);
     if (rc >= 0) return rc;
-    if (token_map && tensor) return cli_usage_error(&cmd, "--token-map and --tensor do not go together");
+    if ((token_map != 0) + (tensor != NULL) + (fit != NULL) > 1)
+        return cli_usage_error(&cmd, "--fit, --tensor and --token-map do not go together");
+    if (fit && rank >= 0) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
     if (token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
     if (rank < -1 || rank >= BL_MAX_RANKS) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
     const char *path = count ? args[0] : cli_default_model();
     if (token_map) return inspect_token_map(&cmd, path, json);
+    cli_catch_signals();
+    if (fit) return fit_run(&cmd, path, fit, json);
     bl_checkpoint *c = NULL;
     bl_error err = {0};
     char *spill = bl_archive_spill(path);
     const bl_archive_options archives = {.spill = spill, .cancelled = cli_interrupted};
-    cli_catch_signals();
     bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true, .one_rank = rank >= 0, .rank = (int)rank,
                                                                           .archives = spill ? &archives : NULL}, &err);
     free(spill);

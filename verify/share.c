@@ -9,6 +9,13 @@ static int width(const bl_layout *l)
     return l->tp > l->ep ? l->tp : l->ep;
 }
 
+void bl_layout_even(int layers, int pp, int *out)
+{
+    for (int i = 0; i < pp; i++) {
+        out[i] = layers / pp + (pp - i <= layers % pp);
+    }
+}
+
 int bl_layout_stage(const bl_layout *l, int layer)
 {
     int stage = 0;

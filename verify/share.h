@@ -26,6 +26,9 @@ bool bl_share_of(const bl_config *c, const bl_layout *l, bool drafts, const bl_s
 /* One rank that holds everything. */
 extern const bl_layout bl_layout_single;
 
+/* Backbone layers of each of pp stages as even as can be, the last stages the longer ones: out [pp]. */
+void bl_layout_even(int layers, int pp, int *out);
+
 /* The stage of a backbone layer. */
 int bl_layout_stage(const bl_layout *l, int layer);
 
