@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -200,6 +201,15 @@ void cli_raise_file_limit(void)
 
 const char *cli_default_model(void)
 {
+#ifdef BL_DEMO_MODEL_FROM_BIN
+    static char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof BL_DEMO_MODEL_FROM_BIN);
+    while (n > 0 && path[n - 1] != '/') n--;
+    if (n > 0) {
+        strcpy(path + n, BL_DEMO_MODEL_FROM_BIN);
+        if (access(path, F_OK) == 0) return path;
+    }
+#endif
     return BL_DEMO_MODEL;
 }
 

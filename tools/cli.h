@@ -61,7 +61,8 @@ void cli_raise_file_limit(void);
 /* --device cpu, cuda or auto (NULL leaves *device) -> where to compute; 0 or exit status 2. */
 int cli_device(const cli_command *c, const char *name, bl_device *device);
 
-/* Folder of the model used when none is named. */
+/* Folder of the model used when none is named: that of the installation which the program is part of, wherever it was moved to,
+ * else the one given to the build, or of the source tree. */
 const char *cli_default_model(void);
 
 /* Progress on stderr: only when stderr is a terminal and quiet is false. update() may be called from any thread, as often as it
