@@ -40,7 +40,7 @@ static void engram_rows(const bl_model *m, const bl_span *s, int64_t i, int64_t 
     for (int64_t back = 0; back < e->order; back++)
         history[back] = back <= i ? e->map[s->ids[i - back]] : before[back - i - 1];
     for (int l = 0; l < e->layers; l++)
-        bl_engram_rows(e, l, history, m->scratch.engram_rows + ((int64_t)l * BL_PASS_TOKENS + token) * e->columns);
+        bl_engram_rows(e, l, history, m->scratch.engram_rows + ((int64_t)l * m->pass_tokens + token) * e->columns);
 }
 
 /* The newest class first. */
@@ -59,7 +59,7 @@ static int64_t add_tokens(bl_model *m, bl_pass *p, const bl_span *s, int64_t don
 {
     bl_scratch *b = &m->scratch;
     int64_t n = s->count - done;
-    if (n > BL_PASS_TOKENS - p->tokens) n = BL_PASS_TOKENS - p->tokens;
+    if (n > m->pass_tokens - p->tokens) n = m->pass_tokens - p->tokens;
     if (n == 0) return 0;
     b->spans[p->span_count] = (bl_pass_span){
         .cache = &s->sequence->cache, .first = p->tokens, .count = n, .start = s->sequence->length + done};
@@ -84,9 +84,9 @@ static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progr
     if (m->engram) {
         p.engram_rows = b->engram_rows;
         p.engram_columns = m->engram->columns;
-        p.engram_stride = BL_PASS_TOKENS * m->engram->columns;
+        p.engram_stride = m->pass_tokens * m->engram->columns;
     }
-    while (at->span < count && p.tokens < BL_PASS_TOKENS) {
+    while (at->span < count && p.tokens < m->pass_tokens) {
         at->done += add_tokens(m, &p, &spans[at->span], at->done);
         if (at->done == spans[at->span].count) *at = (progress){at->span + 1, 0};
     }

@@ -101,7 +101,7 @@ static void plan_cuda(bl_memory_plan *p, const bl_memory_request *r, const bl_co
     cuda_sizes z;
     bl_cuda_measure(&z, c, shard, r->max_tokens, p);
     const uint64_t logits = z.logits_rows ? bl_cuda_logits_bytes(shard, z.logits_rows) : 0;
-    z.used[CUDA_ACTIVATIONS] += bl_scratch_bytes(c, shard);
+    z.used[CUDA_ACTIVATIONS] += bl_scratch_bytes(c, shard, r->max_tokens);
     for (int i = 0; i < CUDA_USES; i++) add(p, BL_MEMORY_DEVICE, names[i], z.used[i]);
     add(p, BL_MEMORY_DEVICE, "page tables", bl_line(z.table_bytes));
     add(p, BL_MEMORY_DEVICE, "logits", logits);
@@ -140,7 +140,7 @@ bl_status bl_memory_plan_make(bl_memory_plan *p, const bl_memory_request *r, con
     add(p, cuda ? BL_MEMORY_DEVICE : BL_MEMORY_MAPPED, "weights", p->weight_bytes);
     add(p, BL_MEMORY_MAPPED, "Engram tables", table_bytes(w));
     if (cuda) plan_cuda(p, r, c, shard);
-    else add(p, BL_MEMORY_HOST, "activations", bl_scratch_bytes(c, shard) + r->scratch_bytes);
+    else add(p, BL_MEMORY_HOST, "activations", bl_scratch_bytes(c, shard, r->max_tokens) + r->scratch_bytes);
     if (p->sequences) {
         plan_tokens(p, r->cache.tokens, c, shard);
         add_cache(p, cuda ? BL_MEMORY_DEVICE : BL_MEMORY_HOST, c, shard);

@@ -23,9 +23,9 @@ typedef struct scratch_buffer {
     uint64_t bytes;
 } scratch_buffer;
 
-static void list_scratch(scratch_buffer list[SCRATCH_BUFFERS], const bl_config *c, const bl_shard *shard)
+static void list_scratch(scratch_buffer list[SCRATCH_BUFFERS], const bl_config *c, const bl_shard *shard, int64_t tokens)
 {
-    const uint64_t T = BL_PASS_TOKENS, D = (uint64_t)c->hidden_size, S = BL_HC_MULT;
+    const uint64_t T = (uint64_t)tokens, D = (uint64_t)c->hidden_size, S = BL_HC_MULT;
     const uint64_t query = (uint64_t)shard->heads.count * (uint64_t)c->head_dim;
     const uint64_t gathered = (uint64_t)bl_config_engram_columns(c) * (uint64_t)c->engram_head_dim;
     const scratch_buffer buffers[SCRATCH_BUFFERS] = {
@@ -50,11 +50,11 @@ static void list_scratch(scratch_buffer list[SCRATCH_BUFFERS], const bl_config *
     memcpy(list, buffers, sizeof buffers);
 }
 
-uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard)
+uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard, int64_t tokens)
 {
     scratch_buffer list[SCRATCH_BUFFERS];
     uint64_t total = 0;
-    list_scratch(list, c, shard);
+    list_scratch(list, c, shard, tokens);
     for (int i = 0; i < SCRATCH_BUFFERS; i++) total += bl_line(list[i].bytes);
     return total;
 }
@@ -62,8 +62,8 @@ uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard)
 static bl_status allocate_device(bl_model *m, bl_error *err)
 {
     scratch_buffer list[SCRATCH_BUFFERS];
-    list_scratch(list, &m->config, &m->shard);
-    uint8_t *p = m->scratch.memory = m->backend->alloc(m->backend, bl_scratch_bytes(&m->config, &m->shard));
+    list_scratch(list, &m->config, &m->shard, m->pass_tokens);
+    uint8_t *p = m->scratch.memory = m->backend->alloc(m->backend, bl_scratch_bytes(&m->config, &m->shard, m->pass_tokens));
     if (!p) return out_of_memory(err);
     for (int i = 0; i < SCRATCH_BUFFERS; i++) {
         memcpy((uint8_t *)&m->scratch + list[i].at, &p, sizeof p);
@@ -74,7 +74,7 @@ static bl_status allocate_device(bl_model *m, bl_error *err)
 
 static bl_status allocate_host(bl_model *m, bl_error *err)
 {
-    const size_t T = BL_PASS_TOKENS;
+    const size_t T = (size_t)m->pass_tokens;
     bl_scratch *s = &m->scratch;
     s->ids = calloc(T, sizeof *s->ids);
     s->span_of = calloc(T, sizeof *s->span_of);
@@ -105,10 +105,15 @@ static bl_device chosen_device(const bl_model_options *o)
     return o->device == BL_DEVICE_AUTO ? bl_cuda_usable() ? BL_DEVICE_CUDA : BL_DEVICE_CPU : o->device;
 }
 
+static int64_t pass_tokens(bl_device device)
+{
+    return device == BL_DEVICE_CUDA ? BL_PASS_TOKENS_GPU : BL_PASS_TOKENS;
+}
+
 static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     const bl_cpu_options cpu = cpu_options(m, o);
-    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS, .pool = m->pool, .plan = &m->plan};
+    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS_GPU, .pool = m->pool, .plan = &m->plan};
     if (chosen_device(o) == BL_DEVICE_CUDA) return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
     return bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err);
 }
@@ -116,6 +121,7 @@ static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     if (!m->pool) BL_TRY(bl_pool_create(&m->pool, o->threads, err));
+    m->pass_tokens = pass_tokens(chosen_device(o));
     BL_TRY(create_backend(m, o, err));
     BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, m->shard.layers.count, err));
     if (m->plan.device == BL_DEVICE_CUDA && m->plan.sequences)
@@ -201,7 +207,7 @@ static bl_status describe(bl_model *m, const char *path, bl_error *err)
 
 static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memory, bl_error *err)
 {
-    bl_memory_request r = {.device = chosen_device(o), .max_tokens = BL_PASS_TOKENS, .cache = o->cache, .memory = memory};
+    bl_memory_request r = {.device = chosen_device(o), .max_tokens = pass_tokens(chosen_device(o)), .cache = o->cache, .memory = memory};
     BL_TRY(bl_pool_create(&m->pool, o->threads, err));
     const bl_cpu_options cpu = cpu_options(m, o);
     if (r.device == BL_DEVICE_CPU) BL_TRY(bl_cpu_scratch_bytes(&r.scratch_bytes, &m->config, &m->shard, &cpu, err));

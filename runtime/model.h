@@ -11,9 +11,9 @@
 
 /* Tokens of one pass at most: enough that reading an expert's weights is shared by several tokens, few enough that scratch stays
  * in the hundreds of megabytes at real widths. */
-enum { BL_PASS_TOKENS = 512 };
+enum { BL_PASS_TOKENS = 512, BL_PASS_TOKENS_GPU = 8192 /* there an expert wants a hundred tokens, and memory is plenty */ };
 
-/* Buffers of a pass, sized for BL_PASS_TOKENS when the model is opened. Shapes as in backend.h. */
+/* Buffers of a pass, sized for pass_tokens when the model is opened. Shapes as in backend.h. */
 typedef struct bl_scratch {
     /* device, in one piece of bl_scratch_bytes */
     uint8_t *memory;
@@ -38,6 +38,7 @@ struct bl_model {
     bl_backend *backend;
     bl_comm *comm;
     bl_page_pool pages;
+    int64_t pass_tokens; /* of one pass at most */
     bl_scratch scratch;
     bl_memory_plan plan; /* zeros: none was made */
 };
@@ -50,7 +51,7 @@ struct bl_sequence {
 };
 
 /* Device memory of a bl_scratch. */
-uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard);
+uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard, int64_t tokens);
 
 /* Pool, backend, page pool and scratch for m->config, m->shard and m->plan. */
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err);

@@ -3,7 +3,9 @@
  * The sparse product's order: list and blocks of 64 slots as in kernels/ops.h; a score is a product of dot.h over d, times scale; the
  * denominator of a block is ops.h's; the value product continues the accumulator (faded first) through the block's four k16 steps,
  * slots ascending. Holes are rows of zeros with p = 0. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/slots.cuh"
+#include "kernels/cuda/sm90/hopper.cuh"
+#include "kernels/cuda/sm90/many.h"
 
 namespace bl {
 
@@ -96,11 +98,6 @@ __global__ void __launch_bounds__(THREADS) window_rows_kernel(uint8_t *kv, const
     pack_window(kv + t * window_bytes(d), row, d);
 }
 
-__device__ __forceinline__ uint8_t *ring_row(const bl_cuda_span *s, int64_t layer_offset, int64_t position, int64_t ring, int64_t d)
-{
-    return s->windows + layer_offset + position % ring * window_bytes(d);
-}
-
 __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
 {
     const int64_t i = blockIdx.x, bytes = window_bytes(d);
@@ -111,28 +108,6 @@ __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t
 }
 
 /* ---- sparse product */
-
-/* Slots of a token's list. */
-__device__ __host__ __forceinline__ int64_t attended(const bl_cuda_attention &a)
-{
-    return a.window + (a.selected ? a.topk : 0);
-}
-
-/* The packed row in slot i of token's list; NULL for a hole. */
-__device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, int64_t token, const bl_cuda_span *s, int64_t i)
-{
-    const int64_t position = a.t->position[token];
-    if (i < a.window) {
-        const int64_t at = (position >= a.window ? position - a.window + 1 : 0) + i;
-        if (at > position) return NULL;
-        return at >= s->start ? a.kv + (s->first + at - s->start) * window_bytes(a.d)
-                              : ring_row(s, a.layer_offset, at, a.ring, a.d);
-    }
-    const int32_t entry = a.selected[token * a.topk + i - a.window];
-    if (entry < 0) return NULL;
-    const int64_t page = s->pages + a.t->source_pages[(int64_t)a.t->span_of[token] * a.t->sources + a.source] + entry / PAGE;
-    return a.t->pages[page].latents + entry % PAGE * latent_bytes(a.d);
-}
 
 /* n bytes at any address, n 8 or 16; as one load where the address allows. */
 template <int N> __device__ __forceinline__ void load_bytes(uint32_t w[N / 4], const uint8_t *p)
@@ -193,20 +168,19 @@ __device__ __forceinline__ void score_slots(float total[4], const uint16_t *q, c
 }
 
 /* Scores of a block of slots with tiles of 16 heads, to a.scores; also writes the slots' rows, for the values. */
-__global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention a, bl_cuda_tables tables)
+__global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention a, bl_cuda_tables tables, int64_t first)
 {
     extern __shared__ __align__(16) uint16_t shared[];
     __shared__ const uint8_t *row[SLOTS]; /* NULL: a hole */
-    a.t = &tables;
-    const int64_t d = a.d, stride = d + PAD, token = blockIdx.x, slots = attended(a), from = (int64_t)blockIdx.y * SLOTS;
+    const int64_t d = a.d, stride = d + PAD, at = blockIdx.x, token = first + at, slots = attended(a), from = (int64_t)blockIdx.y * SLOTS;
     const int64_t padded = (slots + SLOTS - 1) / SLOTS * SLOTS, tiles = (a.heads + HEADS - 1) / HEADS;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, parts = (int)(d / 16), vectors = (int)(d / 8);
     uint16_t *q = shared, *rows = shared + HEADS * stride;
     const uint8_t *mine = NULL;
     if (threadIdx.x < SLOTS) {
-        if (from + threadIdx.x < slots) mine = slot_row(a, token, &tables.spans[tables.span_of[token]], from + threadIdx.x);
+        if (from + threadIdx.x < slots) mine = slot_row(a, tables, token, &tables.spans[tables.span_of[token]], from + threadIdx.x);
         row[threadIdx.x] = mine;
-        if (blockIdx.z == 0) a.rows[token * padded + from + threadIdx.x] = mine;
+        if (blockIdx.z == 0) a.rows[at * padded + from + threadIdx.x] = mine;
     }
     if (!__syncthreads_or(mine != NULL)) return;
 #pragma unroll 4
@@ -224,7 +198,7 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
         score_slots(s, q, rows, d);
         for (int h = 0; h < 2; h++) {
             const int slot = 8 * warp + 2 * t;
-            float2 *out = (float2 *)(a.scores + (token * tiles * HEADS + head0 + g + 8 * h) * padded + from + slot);
+            float2 *out = (float2 *)(a.scores + (at * tiles * HEADS + head0 + g + 8 * h) * padded + from + slot);
             *out = make_float2(row[slot] ? s[2 * h] * a.scale : -INFINITY, row[slot + 1] ? s[2 * h + 1] * a.scale : -INFINITY);
         }
         __syncthreads();
@@ -270,11 +244,11 @@ __host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, 
 }
 
 /* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. */
-__global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t slice)
+__global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t first, int64_t slice)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ float denominator[HEADS];
-    const int64_t d = a.d, token = blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS, col0 = (int64_t)blockIdx.z * slice;
+    const int64_t d = a.d, token = first + blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS, col0 = (int64_t)blockIdx.z * slice;
     const int64_t padded = (attended(a) + SLOTS - 1) / SLOTS * SLOTS, stride = slice + PAD, pitch = padded + PAD;
     const int blocks = (int)(padded / SLOTS), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const value_layout l = lay_out_values(padded, slice);
@@ -285,11 +259,11 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
     for (int i = threadIdx.x; i < blocks; i += VALUE_THREADS) any[i] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < padded; i += VALUE_THREADS) {
-        row[i] = a.rows[token * padded + i];
+        row[i] = a.rows[blockIdx.x * padded + i];
         if (row[i]) atomicOr(&any[i / SLOTS], 1);
     }
     __syncthreads();
-    const float *s = a.scores + (token * gridDim.y * HEADS + head0 + warp) * padded; /* a warp has one head */
+    const float *s = a.scores + ((int64_t)blockIdx.x * gridDim.y * HEADS + head0 + warp) * padded; /* a warp has one head */
     float peak = -1e30f, total = 0;
 #pragma unroll 2
     for (int b = 0; b < blocks; b++) {
@@ -437,13 +411,18 @@ void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, co
 /* Tiles of heads and slices of columns go to more blocks where tokens alone are too few; the bits are the same. */
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 {
+    if (bl_cuda_attend_many(s, a)) return;
     const int64_t T = a->t->tokens, padded = (attended(*a) + SLOTS - 1) / SLOTS * SLOTS, tiles = blocks_of(a->heads, HEADS);
     const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = (a->d / 16 + cuts - 1) / cuts * 16;
     const int score_bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2), value_bytes = (int)lay_out_values(padded, slice).bytes;
     cudaFuncSetAttribute(slot_scores_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, score_bytes);
     cudaFuncSetAttribute(values_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, value_bytes);
-    slot_scores_kernel<<<dim3((unsigned)T, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1)), THREADS, score_bytes, s>>>(*a, *a->t);
-    values_kernel<<<dim3((unsigned)T, (unsigned)tiles, blocks_of(a->d, slice)), VALUE_THREADS, value_bytes, s>>>(*a, slice);
+    for (int64_t first = 0; first < T; first += BL_CUDA_ATTEND_TOKENS) {
+        const unsigned n = (unsigned)(T - first < BL_CUDA_ATTEND_TOKENS ? T - first : BL_CUDA_ATTEND_TOKENS);
+        const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1));
+        slot_scores_kernel<<<grid, THREADS, score_bytes, s>>>(*a, *a->t, first);
+        values_kernel<<<dim3(n, (unsigned)tiles, blocks_of(a->d, slice)), VALUE_THREADS, value_bytes, s>>>(*a, first, slice);
+    }
 }
 
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)

@@ -27,6 +27,8 @@ enum {
     BL_CUDA_MAX_HEAD_DIM = 512,
     BL_CUDA_MAX_SLOTS = 2048,    /* of attention: window and selected entries */
     BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
+    BL_CUDA_ATTEND_TOKENS = 512, /* whose scores are in scratch together */
+    BL_CUDA_SORT_CHUNK = 1024, /* choices that a block sorts */
     BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
@@ -68,6 +70,8 @@ typedef struct bl_cuda_product {
     float *y32;
     int64_t ld;
     int64_t groups, x_step, row_step, y_step;
+    uint16_t *wide; /* scratch for weights expanded to bf16, used where tokens are many; NULL: none */
+    int64_t wide_elements;
 } bl_cuda_product;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
 /* parts[segment][t][r] = the sums of single segments (ceil(cols / BL_DOT_SEGMENT) of them), for a kernel that adds them itself. */
@@ -166,15 +170,23 @@ typedef struct bl_cuda_groups { /* of a pass, made by bl_cuda_sort */
     int32_t *slot_of; /* [T, k] ascending, then -1 */
     int32_t *units;   /* [max units][3] expert, first slot, slots */
     int32_t *count;   /* [1] units */
+    int32_t *classes; /* [8] first unit of each size, where many: units are sorted by it */
+    int32_t *counts;  /* scratch of bl_cuda_sort_counts elements */
 } bl_cuda_groups;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale);
+/* Whether products with experts [rows, cols] take the kernels for many tokens (sm90): units are larger there, and x by slots has the
+ * four elements 4 t .. 4 t + 3 of each 16 at 2 t, 2 t + 1, 2 t + 8, 2 t + 9 ("spread"). */
+bool bl_cuda_many_experts(int64_t T, bl_weight_kind kind, int64_t rows, int64_t cols);
 /* Slots of the T * k choices sorted by expert, then token; experts outside [first, first + count) are dropped. */
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
-                  int64_t count);
-/* Slots of a unit, and units at most, for T tokens of k choices among E experts. */
-int64_t bl_cuda_unit_slots(int64_t T);
-int64_t bl_cuda_max_units(int64_t T, int64_t k, int64_t E);
+                  int64_t count, bool many);
+/* Slots of a unit at most, and units at most, for T tokens of k choices among E experts. */
+int64_t bl_cuda_unit_slots(int64_t T, bool many);
+int64_t bl_cuda_max_units(int64_t T, int64_t k, int64_t E, bool many);
+/* Choices of a block of the sort (whole tokens), and elements of groups.counts. */
+int64_t bl_cuda_sort_chunk(int64_t k);
+int64_t bl_cuda_sort_counts(int64_t T, int64_t k, int64_t E);
 typedef struct bl_cuda_expert_product {
     const bl_cuda_expert *experts; /* [experts] */
     const bl_cuda_groups *groups;  /* host struct */
@@ -185,11 +197,13 @@ typedef struct bl_cuda_expert_product {
     bool by_token; /* x rows are tokens, else slots */
     uint16_t *y[2]; /* [slots, rows] */
     int64_t T, k, E;
+    bool many;         /* bl_cuda_many_experts; then x by slots is spread */
+    uint16_t *grouped; /* scratch [slots, cols] for x by_token when many */
 } bl_cuda_expert_product;
 void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p);
-/* a [n, inter] = swiglu(g, u) with the rows' gates (NULL: 1), rounded to fp8 when round. */
+/* a [n, inter] = swiglu(g, u) with the rows' gates (NULL: 1), rounded to fp8 when round; spread: in the order of many experts. */
 void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
-                    float limit, bool round);
+                    float limit, bool round, bool spread);
 /* partial [T, D] = rows of y by slot_of ascending, then the shared expert's row (NULL: none). */
 void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,
                          int64_t k, int64_t D);

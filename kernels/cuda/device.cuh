@@ -24,6 +24,10 @@ __host__ __device__ __forceinline__ int64_t window_bytes(int64_t d) { return d +
 __host__ __device__ __forceinline__ int64_t latent_bytes(int64_t d) { return d / 2 + d / 16; }
 __host__ __device__ __forceinline__ int64_t index_bytes(int64_t d) { return d / 2 + d / 32; }
 
+/* Units of experts by the columns that their product takes: 16, 32, 64, 96, 128 or 160. */
+enum { UNIT_CLASSES = 6 };
+__device__ __forceinline__ int unit_class(int tokens) { return tokens <= 16 ? 0 : (tokens + 31) / 32; }
+
 /* Nearest even; NaN becomes 0x7FC0 with its sign. */
 __device__ __forceinline__ uint16_t to_bf16(float x)
 {

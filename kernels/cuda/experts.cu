@@ -3,7 +3,8 @@
 
 namespace bl {
 
-enum { THREADS = 256, SORT_THREADS = 1024, LIST = 4096 /* choices looked at together */ };
+enum { THREADS = 256, SORT_THREADS = BL_CUDA_SORT_CHUNK, LIST = 4096 /* choices looked at together */,
+       FEW_CHOICES = 512 /* sorted by one block */ };
 
 /* The k best of biased scores, best first, ties to the lower id; a block for each token, of which one warp chooses. */
 __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
@@ -86,6 +87,31 @@ template <class F> __device__ __forceinline__ void each_choice(const int32_t *id
     }
 }
 
+/* An expert's slots from `at` in units of about equal size, from unit u on. */
+__device__ __forceinline__ void write_units(const bl_cuda_groups &g, int u, int e, int at, int count, int unit)
+{
+    const int units = (count + unit - 1) / unit;
+    for (int i = 0; i < units; i++) {
+        const int from = (int)((int64_t)count * i / units), to = (int)((int64_t)count * (i + 1) / units);
+        g.units[3 * (u + i)] = e;
+        g.units[3 * (u + i) + 1] = at + from;
+        g.units[3 * (u + i) + 2] = to - from;
+    }
+}
+
+/* A token's slots ascending, -1 for choices that are dropped (they hold the largest number). */
+__device__ __forceinline__ void order_slots(int32_t *of, int k)
+{
+    for (int i = 1; i < k; i++) {
+        const int32_t x = of[i];
+        int j = i;
+        for (; j > 0 && of[j - 1] > x; j--) of[j] = of[j - 1];
+        of[j] = x;
+    }
+    for (int i = 0; i < k; i++)
+        if (of[i] == 0x7fffffff) of[i] = -1;
+}
+
 /* One block; a thread walks all choices for the experts it has. */
 __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, const int32_t *ids, const float *gates, int T, int k,
                                                             int first, int E, int unit)
@@ -100,11 +126,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
         slots += total;
         int u = units + block_scan((count + unit - 1) / unit, &total);
         units += total;
-        for (int i = 0; i < count; i += unit, u++) {
-            g.units[3 * u] = e;
-            g.units[3 * u + 1] = at + i;
-            g.units[3 * u + 2] = count - i < unit ? count - i : unit;
-        }
+        write_units(g, u, e, at, count, unit);
         each_choice(ids, T * k, id, [&](int i) {
             g.token[at] = i / k;
             g.gate[at] = gates[i];
@@ -115,20 +137,95 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
         if (ids[i] < first || ids[i] >= first + E) g.slot_of[i] = 0x7fffffff;
     if (threadIdx.x == 0) *g.count = units;
     __syncthreads();
-    for (int t = threadIdx.x; t < T; t += blockDim.x) { /* each token's slots ascending */
-        int32_t *of = g.slot_of + t * k;
-        for (int i = 1; i < k; i++) {
-            const int32_t x = of[i];
-            int j = i;
-            for (; j > 0 && of[j - 1] > x; j--) of[j] = of[j - 1];
-            of[j] = x;
+    for (int t = threadIdx.x; t < T; t += blockDim.x) order_slots(g.slot_of + t * k, k);
+}
+
+/* ---- the same for many choices: chunks of whole tokens counted, the counts summed, then each choice finds its slot */
+
+__global__ void __launch_bounds__(SORT_THREADS) count_kernel(bl_cuda_groups g, const int32_t *ids, int n, int size, int first, int E)
+{
+    const int from = blockIdx.x * size, i = from + threadIdx.x;
+    int32_t *counts = g.counts + (int64_t)blockIdx.x * E;
+    for (int e = threadIdx.x; e < E; e += blockDim.x) counts[e] = 0;
+    __syncthreads();
+    if ((int)threadIdx.x < size && i < n && ids[i] >= first && ids[i] < first + E) atomicAdd(&counts[ids[i] - first], 1);
+}
+
+__device__ __forceinline__ int choices_of(const bl_cuda_groups &g, int chunks, int E, int e)
+{
+    int count = 0;
+    for (int c = 0; e < E && c < chunks; c++) count += g.counts[(int64_t)c * E + e];
+    return count;
+}
+
+/* Size of an expert's units; all the same where nobody asks. */
+__device__ __forceinline__ int size_of(int count, int units, bool many)
+{
+    return many && units ? unit_class((count + units - 1) / units) : 0;
+}
+
+/* One block: counts become each chunk's first slot of each expert; units lie by size, then expert. */
+__global__ void __launch_bounds__(SORT_THREADS) offsets_kernel(bl_cuda_groups g, int chunks, int E, int unit, bool many)
+{
+    __shared__ int sizes[UNIT_CLASSES];
+    if (threadIdx.x < UNIT_CLASSES) sizes[threadIdx.x] = 0;
+    __syncthreads();
+    for (int e = threadIdx.x; e < E; e += blockDim.x) {
+        const int count = choices_of(g, chunks, E, e), units = (count + unit - 1) / unit;
+        atomicAdd(&sizes[size_of(count, units, many)], units);
+    }
+    __syncthreads();
+    int before[UNIT_CLASSES], slots = 0, all = 0, total;
+    for (int s = 0; s < UNIT_CLASSES; s++) {
+        before[s] = all;
+        all += sizes[s];
+        if (threadIdx.x == 0) g.classes[s] = before[s];
+    }
+    if (threadIdx.x == 0) *g.count = g.classes[UNIT_CLASSES] = all;
+    for (int base = 0; base < E; base += blockDim.x) {
+        const int e = base + threadIdx.x, count = choices_of(g, chunks, E, e), units = (count + unit - 1) / unit;
+        int at = slots + block_scan(count, &total), u = 0;
+        slots += total;
+        for (int s = 0; s < UNIT_CLASSES; s++) {
+            const bool mine = size_of(count, units, many) == s;
+            const int first = before[s] + block_scan(mine ? units : 0, &total);
+            before[s] += total;
+            if (mine) u = first;
         }
-        for (int i = 0; i < k; i++)
-            if (of[i] == 0x7fffffff) of[i] = -1;
+        write_units(g, u, e, at, count, unit);
+        for (int c = 0; e < E && c < chunks; c++) {
+            const int here = g.counts[(int64_t)c * E + e];
+            g.counts[(int64_t)c * E + e] = at;
+            at += here;
+        }
     }
 }
 
-__global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t inter, float limit, bool round)
+__global__ void __launch_bounds__(SORT_THREADS) slots_kernel(bl_cuda_groups g, const int32_t *ids, const float *gates, int n, int k,
+                                                              int size, int first, int E)
+{
+    __shared__ int32_t list[SORT_THREADS];
+    const int from = blockIdx.x * size, i = from + threadIdx.x;
+    const bool mine = (int)threadIdx.x < size && i < n;
+    const int id = mine ? ids[i] : -1;
+    list[threadIdx.x] = id;
+    __syncthreads();
+    int rank = 0;
+    for (int j = 0; j < (int)threadIdx.x; j++) rank += list[j] == id;
+    if (mine && id >= first && id < first + E) {
+        const int slot = g.counts[(int64_t)blockIdx.x * E + id - first] + rank;
+        g.token[slot] = i / k;
+        g.gate[slot] = gates[i];
+        g.slot_of[i] = slot;
+    } else if (mine) {
+        g.slot_of[i] = 0x7fffffff;
+    }
+    __syncthreads();
+    if (mine && i % k == 0) order_slots(g.slot_of + i, k);
+}
+
+__global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t inter, float limit, bool round,
+                              bool spread)
 {
     const int64_t slot = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= inter) return; /* whole warps */
@@ -138,7 +235,8 @@ __global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u,
     y = most < y ? most : y;
     y = -most > y ? -most : y;
     const uint16_t v = to_bf16(w * (x * bl_sigmoid(x) * y));
-    a[slot * inter + i] = round ? rounded_fp8(v) : v;
+    const int64_t to = spread ? i / 16 * 16 + i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8 : i;
+    a[slot * inter + to] = round ? rounded_fp8(v) : v;
 }
 
 __global__ void sum_experts_kernel(float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t k, int64_t D)
@@ -170,15 +268,24 @@ void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *lo
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
-                  int64_t count)
+                  int64_t count, bool many)
 {
-    sort_kernel<<<1, SORT_THREADS, 0, s>>>(*g, ids, gates, (int)T, (int)k, (int)first, (int)count, (int)bl_cuda_unit_slots(T));
+    const int n = (int)(T * k), E = (int)count, unit = (int)bl_cuda_unit_slots(T, many);
+    if (n <= FEW_CHOICES && !many) {
+        sort_kernel<<<1, SORT_THREADS, 0, s>>>(*g, ids, gates, (int)T, (int)k, (int)first, E, unit);
+        return;
+    }
+    const int size = (int)bl_cuda_sort_chunk(k);
+    const unsigned chunks = blocks_of(n, size);
+    count_kernel<<<chunks, SORT_THREADS, 0, s>>>(*g, ids, n, size, (int)first, E);
+    offsets_kernel<<<1, SORT_THREADS, 0, s>>>(*g, (int)chunks, E, unit, many);
+    slots_kernel<<<chunks, SORT_THREADS, 0, s>>>(*g, ids, gates, n, (int)k, size, (int)first, E);
 }
 
 void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
-                    float limit, bool round)
+                    float limit, bool round, bool spread)
 {
-    swiglu_kernel<<<dim3(blocks_of(inter, THREADS), (unsigned)n), THREADS, 0, s>>>(a, g, u, gate, inter, limit, round);
+    swiglu_kernel<<<dim3(blocks_of(inter, THREADS), (unsigned)n), THREADS, 0, s>>>(a, g, u, gate, inter, limit, round, spread);
 }
 
 void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,

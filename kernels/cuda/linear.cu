@@ -2,6 +2,7 @@
  * weight and up to 32 tokens; its warps take segments of K in turn, straight from global memory into tensor core fragments, and
  * the block adds the segments' sums ascending. Nothing of that depends on how many tokens there are. */
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/sm90/many.h"
 
 namespace bl {
 
@@ -414,7 +415,7 @@ using namespace bl;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p)
 {
     const dense_args a = dense_of(p);
-    if (p->tokens <= 0 || p->rows <= 0) return;
+    if (p->tokens <= 0 || p->rows <= 0 || bl_cuda_multiply_many(s, p)) return;
     switch (tiles_for(p->tokens)) {
     case 1: launch_dense<1>(s, p->w.kind, a, p->groups); break;
     case 2: launch_dense<2>(s, p->w.kind, a, p->groups); break;
@@ -437,9 +438,13 @@ void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p)
 {
     const expert_args a = {p->experts, p->groups->units, p->groups->count, p->groups->token, p->rows, p->cols,
                            {p->which[0], p->which[1]}, p->x, p->by_token, {p->y[0], p->y[1]}};
-    const dim3 grid(blocks_of(p->rows, ROWS), (unsigned)bl_cuda_max_units(p->T, p->k, p->E), (unsigned)p->count);
+    const dim3 grid(blocks_of(p->rows, ROWS), (unsigned)bl_cuda_max_units(p->T, p->k, p->E, false), (unsigned)p->count);
     if (p->T <= 0) return;
-    switch (bl_cuda_unit_slots(p->T)) {
+    if (p->many) {
+        bl_cuda_multiply_experts_many(s, p);
+        return;
+    }
+    switch (bl_cuda_unit_slots(p->T, false)) {
     case 8: launch_experts<1>(s, p->kind, a, grid); break;
     case 16: launch_experts<2>(s, p->kind, a, grid); break;
     default: launch_experts<4>(s, p->kind, a, grid);

@@ -11,7 +11,11 @@
 
 #include <pthread.h>
 
-enum { CUDA_STAGES = 2 };
+enum {
+    CUDA_STAGES = 2,
+    CUDA_WIDE = 64 << 20, /* elements: any projection but Engram's at the released widths */
+    CUDA_SIDE_WIDE = 16 << 20
+};
 
 typedef struct cuda_graph cuda_graph;
 
@@ -91,6 +95,7 @@ typedef struct bl_cuda {
     uint16_t *up, *gate, *act, *out, *shared_up, *shared_gate, *shared_act, *shared_out, *x_rounded;
     float *attend_scores;
     const uint8_t **attend_rows;
+    uint16_t *wide, *side_wide; /* weights expanded to bf16, on the main and the side stream */
     float *parts, *pair_kv, *pair_z, *router, *index_w, *scores;
     uint8_t *index_rows;
     uint32_t *best;

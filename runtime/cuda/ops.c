@@ -14,7 +14,8 @@ void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const u
         rounded = c->rounded;
     }
     const bl_cuda_product p = {.w = *w, .rows = w->rows, .x = cuda_quantised(w) ? rounded : x, .ldx = w->cols, .tokens = T, .y16 = y16,
-                               .y32 = y32, .ld = w->rows};
+                               .y32 = y32, .ld = w->rows, .wide = s == c->side ? c->side_wide : c->wide,
+                               .wide_elements = s == c->side ? CUDA_SIDE_WIDE : CUDA_WIDE};
     bl_cuda_multiply(s, &p);
 }
 
@@ -90,13 +91,16 @@ static void routed(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16
     const bl_config *f = &c->config;
     const int64_t k = f->num_experts_per_tok, E = c->shard.experts.count, inter = f->moe_intermediate_size, D = hidden(c), T = p->tokens;
     const bl_expert *first = &l->experts[0];
-    bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, E);
+    const bool many = bl_cuda_many_experts(T, first->w1.kind, inter, D) && bl_cuda_many_experts(T, first->w2.kind, D, inter);
+    bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, E, many);
     bl_cuda_expert_product up = {.experts = c->experts + (l->index - c->shard.layers.first) * E, .groups = &c->groups,
                                  .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2,
                                  .x = cuda_quantised(&first->w1) ? c->x_rounded : x,
-                                 .by_token = true, .y = {c->gate, c->up}, .T = T, .k = k, .E = E};
+                                 .by_token = true, .y = {c->gate, c->up}, .T = T, .k = k, .E = E, .many = many,
+                                 .grouped = c->out}; /* free until the products' results */
     bl_cuda_multiply_experts(c->stream, &up);
-    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, inter, f->swiglu_limit, cuda_quantised(&first->w2));
+    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, inter, f->swiglu_limit, cuda_quantised(&first->w2),
+                   many);
     bl_cuda_expert_product down = up;
     down.kind = first->w2.kind;
     down.rows = D;
@@ -117,7 +121,8 @@ static void shared(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16
     const int64_t inter = f->moe_intermediate_size;
     bl_cuda_linear_on(c, c->side, &e->w1, x, c->x_rounded, p->tokens, c->shared_gate, NULL);
     bl_cuda_linear_on(c, c->side, &e->w3, x, c->x_rounded, p->tokens, c->shared_up, NULL);
-    bl_cuda_swiglu(c->side, c->shared_act, c->shared_gate, c->shared_up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2));
+    bl_cuda_swiglu(c->side, c->shared_act, c->shared_gate, c->shared_up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2),
+                   false);
     bl_cuda_linear_on(c, c->side, &e->w2, c->shared_act, c->shared_act, p->tokens, c->shared_out, NULL);
 }
 

@@ -53,6 +53,7 @@ static void list_buffers(cuda_sizes *z, const bl_config *f, const bl_shard *shar
     const uint64_t group_in = bl_line((uint64_t)shard->heads.count * d / groups * 2) / 2;
     const uint64_t mix = BL_HC_MULT * (2 + BL_HC_MULT), segments = bl_pieces(BL_HC_MULT * D, BL_DOT_SEGMENT);
     const uint64_t size = f->candidate_block_size > 0 ? (uint64_t)f->candidate_block_size : 1;
+    const uint64_t counts = (uint64_t)bl_cuda_sort_counts((int64_t)T, f->num_experts_per_tok, shard->experts.count);
     const int64_t attended = (int64_t)f->sliding_window + f->index_topk;
     const cuda_buffer list[] = {
         {offsetof(bl_cuda, frequency), CUDA_ACTIVATIONS, 2 * R / 2 * 4},
@@ -67,6 +68,8 @@ static void list_buffers(cuda_sizes *z, const bl_config *f, const bl_shard *shar
         {offsetof(bl_cuda, head_x), CUDA_ACTIVATIONS, T * D * 2},
         {offsetof(bl_cuda, x_rounded), CUDA_ACTIVATIONS, T * D * 2},
         {offsetof(bl_cuda, parts), CUDA_ACTIVATIONS, segments * T * mix * 4},
+        {offsetof(bl_cuda, wide), CUDA_ACTIVATIONS, CUDA_WIDE * 2},
+        {offsetof(bl_cuda, side_wide), CUDA_ACTIVATIONS, CUDA_SIDE_WIDE * 2},
         {offsetof(bl_cuda, engram_kv), CUDA_ACTIVATIONS, f->engram_count ? T * (BL_HC_MULT + 1) * D * 2 : 0},
         {offsetof(bl_cuda, pooled), CUDA_ATTENTION, T * d * 2},
         {offsetof(bl_cuda, key), CUDA_ATTENTION, T * width * 2},
@@ -94,6 +97,8 @@ static void list_buffers(cuda_sizes *z, const bl_config *f, const bl_shard *shar
         {offsetof(bl_cuda, groups.slot_of), CUDA_EXPERTS, slots * 4},
         {offsetof(bl_cuda, groups.units), CUDA_EXPERTS, slots * 3 * 4},
         {offsetof(bl_cuda, groups.count), CUDA_EXPERTS, 4},
+        {offsetof(bl_cuda, groups.classes), CUDA_EXPERTS, 8 * 4},
+        {offsetof(bl_cuda, groups.counts), CUDA_EXPERTS, counts * 4},
         {offsetof(bl_cuda, experts), CUDA_EXPERTS, (uint64_t)shard->layers.count * (uint64_t)shard->experts.count * sizeof(bl_cuda_expert)},
         {offsetof(bl_cuda, device_rows), CUDA_ENGRAM, z->rows_bytes * (uint64_t)f->engram_count},
     };

@@ -107,7 +107,8 @@ static void project_out(bl_backend *b, const bl_pass *p, const bl_layer *l, cons
         o = c->padded;
     }
     const bl_cuda_product a = {.w = l->wo_a, .rows = rank, .x = o, .ldx = groups * cols, .tokens = T, .y16 = c->group, .ld = groups * rank,
-                               .groups = groups, .x_step = cols, .row_step = rank, .y_step = rank};
+                               .groups = groups, .x_step = cols, .row_step = rank, .y_step = rank,
+                               .wide = c->wide, .wide_elements = CUDA_WIDE};
     bl_cuda_multiply(c->stream, &a); /* bf16 activations, whatever its codes */
     bl_cuda_linear(c, &l->wo_b, c->group, NULL, T, NULL, partial);
 }

@@ -127,13 +127,34 @@ static void check_product(check *c, bl_weight_kind kind, int64_t rows, int64_t c
             want16[t * rows + r] = bl_f32_to_bf16(want[t * rows + r]);
         }
     bl_cuda_product p = {.w = g, .row0 = row0, .rows = rows, .x = gpu_copy(x, (size_t)(T * ldx) * 2), .ldx = ldx, .tokens = T, .y32 = y,
-                         .ld = rows};
+                         .ld = rows, .wide_elements = 192 * cols};
+    p.wide = gpu_buffer((size_t)p.wide_elements * 2);
     bl_cuda_multiply(0, &p);
     check_f32(c, "float32", gpu_result(c, y, (size_t)(T * rows) * 4), want, T, rows);
     p.y32 = NULL;
     p.y16 = y16;
     bl_cuda_multiply(0, &p);
     check_bf16(c, "bf16", gpu_result(c, y16, (size_t)(T * rows) * 2), want16, T, rows);
+    gpu_case_end();
+}
+
+/* Groups of rows, each with its own columns of x. */
+static void check_grouped(check *c, bl_weight_kind kind, int64_t groups, int64_t rows, int64_t cols, int64_t T)
+{
+    check_case(c, "grouped product kind=%d groups=%lld rows=%lld cols=%lld tokens=%lld", (int)kind, (long long)groups, (long long)rows,
+               (long long)cols, (long long)T);
+    const bl_matrix m = random_matrix(c, kind, groups * rows, cols), g = on_gpu(&m);
+    const uint16_t *x = random_row(c, T * groups * cols, 2);
+    uint16_t *want = check_buffer(c, (size_t)(T * groups * rows) * 2, 16), *row = check_buffer(c, (size_t)cols * 2, 16);
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t r = 0; r < groups * rows; r++)
+            want[t * groups * rows + r] = bl_f32_to_bf16(model(&m, r, x + (t * groups + r / rows) * cols, row));
+    const bl_cuda_product p = {.w = g, .rows = rows, .x = gpu_copy(x, (size_t)(T * groups * cols) * 2), .ldx = groups * cols, .tokens = T,
+                               .y16 = gpu_buffer((size_t)(T * groups * rows) * 2), .ld = groups * rows, .groups = groups, .x_step = cols,
+                               .row_step = rows, .y_step = rows, .wide = gpu_buffer((size_t)(groups * rows * cols) * 2),
+                               .wide_elements = groups * rows * cols};
+    bl_cuda_multiply(0, &p);
+    check_bf16(c, "bf16", gpu_result(c, p.y16, (size_t)(T * groups * rows) * 2), want, T, groups * rows);
     gpu_case_end();
 }
 
@@ -150,6 +171,13 @@ static void check_products(check *c)
     /* many blocks: the other number of warps */
     check_product(c, BL_W_FP8, 16 * 201, 1536, 2, 0, 1536);
     check_product(c, BL_W_FP4, 16 * 201, 1536, 2, 0, 1536);
+    /* many tokens: kernels of their own; weights are expanded piece by piece where scratch is short */
+    for (int k = BL_W_BF16; k <= BL_W_FP4; k++) {
+        check_product(c, (bl_weight_kind)k, 200, 320, 193, 0, 320);
+        check_product(c, (bl_weight_kind)k, 392, 64 * (1 + check_below(c, 12)), 260, 32, 832);
+    }
+    check_product(c, BL_W_FP8, 40, 512, 600, 64, 512);
+    check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 
 /* ---- main */
@@ -159,7 +187,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(check *c);
-    } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"index", check_cuda_index}, {"attention", check_cuda_attention}};
+    } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"index", check_cuda_index},
+                    {"attention", check_cuda_attention}, {"many", check_cuda_many}};
     const uint64_t seed = argc == 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {

@@ -19,5 +19,6 @@ float *random_floats(check *c, int64_t n, float scale);
 void check_cuda_rows(check *c);
 void check_cuda_index(check *c);
 void check_cuda_attention(check *c);
+void check_cuda_many(check *c);
 
 #endif

@@ -45,54 +45,61 @@ static void head_model(uint16_t *o, const uint16_t *q, const uint16_t *const *ro
     for (int64_t e = 0; e < d; e++) o[e] = bl_f32_to_bf16(acc[e] / total);
 }
 
-static void check_attend(check *c, int64_t heads, int64_t d, int64_t R, int64_t window, int64_t topk, int64_t position)
+/* T tokens of a sequence from a position on, each with entries of its own. */
+static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t R, int64_t window, int64_t topk, int64_t position)
 {
-    check_case(c, "attend heads=%lld d=%lld window=%lld topk=%lld position=%lld", (long long)heads, (long long)d, (long long)window,
-               (long long)topk, (long long)position);
+    check_case(c, "attend tokens=%lld heads=%lld d=%lld window=%lld topk=%lld position=%lld", (long long)T, (long long)heads, (long long)d,
+               (long long)window, (long long)topk, (long long)position);
     const int64_t entries = position + 1 < 200 ? position + 1 : 200, pages = (entries + PAGE - 1) / PAGE, ring = window + 8;
-    const int64_t kept = topk < entries ? topk : entries, slots = window + topk;
+    const int64_t kept = topk < entries ? topk : entries, slots = window + topk, n = heads * d;
     const size_t wide = bl_window_row_bytes(d), narrow = bl_latent_row_bytes(d);
     uint8_t *rings = check_buffer(c, (size_t)ring * wide, 16), *latents = check_buffer(c, (size_t)(pages * PAGE) * narrow, 16);
-    uint16_t *values = check_buffer(c, (size_t)(slots * d) * 2, 16), *want = check_buffer(c, (size_t)(heads * d) * 2, 16), x[MAX_D];
-    const uint16_t **rows = check_buffer(c, (size_t)slots * sizeof *rows, 16), *q = random_row(c, heads * d, 1);
-    const float *sink = random_floats(c, heads, 1), *rotation = random_floats(c, R, 1);
-    int32_t *selected = check_buffer(c, (size_t)(topk + 1) * 4, 16);
-    uint8_t kv[MAX_D * 2];
+    uint8_t *kv = check_buffer(c, (size_t)T * wide, 16);
+    uint16_t *values = check_buffer(c, (size_t)(slots * d) * 2, 16), *want = check_buffer(c, (size_t)(T * n) * 2, 16), x[MAX_D];
+    const uint16_t **rows = check_buffer(c, (size_t)slots * sizeof *rows, 16), *q = random_row(c, T * n, 1);
+    const float *sink = random_floats(c, heads, 1), *rotation = random_floats(c, T * R, 1), scale = (float)(1.0 / sqrt((double)d));
+    int32_t *selected = check_buffer(c, (size_t)(T * topk + 1) * 4, 16), *span_of = check_buffer(c, (size_t)T * 4, 16);
+    int64_t *positions = check_buffer(c, (size_t)T * 8, 16);
     for (int64_t i = 0; i < ring; i++) check_random_bf16(c, x, (size_t)d, 2), bl_pack_window_c(rings + (size_t)i * wide, x, d);
+    for (int64_t i = 0; i < T; i++) check_random_bf16(c, x, (size_t)d, 2), bl_pack_window_c(kv + (size_t)i * wide, x, d);
     for (int64_t i = 0; i < pages * PAGE; i++) check_random_bf16(c, x, (size_t)d, 2), bl_pack_latent_c(latents + (size_t)i * narrow, x, d);
-    check_random_bf16(c, x, (size_t)d, 2);
-    bl_pack_window_c(kv, x, d);
-    for (int64_t i = 0; i < topk; i++) selected[i] = i < kept ? (int32_t)(entries - kept + i) : -1;
-    int64_t n = 0;
-    for (int64_t at = position >= window ? position - window + 1 : 0; at <= position; at++, n++) {
-        bl_unpack_window_c(values + n * d, at == position ? kv : rings + (size_t)(at % ring) * wide, d);
-        rows[n] = values + n * d;
+    for (int64_t t = 0; t < T; t++) {
+        const int64_t here = position + t, taken = kept - t % 3 > 0 ? kept - t % 3 : 0;
+        positions[t] = here;
+        span_of[t] = 0;
+        int64_t m = 0;
+        for (int64_t at = here >= window ? here - window + 1 : 0; at <= here; at++, m++) {
+            const uint8_t *row = at >= position ? kv + (size_t)(at - position) * wide : rings + (size_t)(at % ring) * wide;
+            bl_unpack_window_c(values + m * d, row, d);
+            rows[m] = values + m * d;
+        }
+        for (; m < window; m++) rows[m] = NULL;
+        for (int64_t i = 0; i < topk; i++, m++) {
+            const int64_t entry = i < taken ? i * entries / kept + t % 3 : -1;
+            selected[t * topk + i] = (int32_t)entry;
+            rows[m] = i < taken ? values + m * d : NULL;
+            if (i < taken) bl_unpack_latent_c(values + m * d, latents + (size_t)entry * narrow, d);
+        }
+        for (int64_t h = 0; h < heads; h++) head_model(want + t * n + h * d, q + t * n + h * d, rows, slots, sink[h], d, scale);
+        bl_rope_c(want + t * n, heads, d, R, rotation + t * R, 1);
     }
-    for (; n < window; n++) rows[n] = NULL;
-    for (int64_t i = 0; i < topk; i++, n++) {
-        rows[n] = i < kept ? values + n * d : NULL;
-        if (i < kept) bl_unpack_latent_c(values + n * d, latents + (size_t)selected[i] * narrow, d);
-    }
-    const float scale = (float)(1.0 / sqrt((double)d));
-    for (int64_t h = 0; h < heads; h++) head_model(want + h * d, q + h * d, rows, slots, sink[h], d, scale);
-    bl_rope_c(want, heads, d, R, rotation, 1);
     uint8_t *glatents = gpu_copy(latents, (size_t)(pages * PAGE) * narrow);
     bl_cuda_page table[8];
     for (int64_t i = 0; i < pages; i++) table[i] = (bl_cuda_page){glatents + (size_t)(i * PAGE) * narrow, NULL};
-    const bl_cuda_span span = {.first = 0, .start = position, .count = 1, .windows = gpu_copy(rings, (size_t)ring * wide)};
+    const bl_cuda_span span = {.first = 0, .start = position, .count = T, .windows = gpu_copy(rings, (size_t)ring * wide)};
     const int64_t zero = 0;
-    const int32_t first = 0;
-    const bl_cuda_tables t = {.tokens = 1, .position = gpu_copy(&position, sizeof position), .span_of = gpu_copy(&first, sizeof first),
+    const bl_cuda_tables t = {.tokens = T, .position = gpu_copy(positions, (size_t)T * 8), .span_of = gpu_copy(span_of, (size_t)T * 4),
                               .spans = gpu_copy(&span, sizeof span), .pages = gpu_copy(table, sizeof table),
                               .source_pages = gpu_copy(&zero, sizeof zero), .sources = 1};
-    const bl_cuda_attention a = {.t = &t, .q = gpu_copy(q, (size_t)(heads * d) * 2), .kv = gpu_copy(kv, wide),
-                                 .selected = topk ? gpu_copy(selected, (size_t)topk * 4) : NULL, .sink = gpu_copy(sink, (size_t)heads * 4),
-                                 .rotation = gpu_copy(rotation, (size_t)R * 4), .o = gpu_buffer((size_t)(heads * d) * 2), .heads = heads,
+    const bl_cuda_attention a = {.t = &t, .q = gpu_copy(q, (size_t)(T * n) * 2), .kv = gpu_copy(kv, (size_t)T * wide),
+                                 .selected = topk ? gpu_copy(selected, (size_t)(T * topk) * 4) : NULL,
+                                 .sink = gpu_copy(sink, (size_t)heads * 4),
+                                 .rotation = gpu_copy(rotation, (size_t)(T * R) * 4), .o = gpu_buffer((size_t)(T * n) * 2), .heads = heads,
                                  .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale,
-                                 .scores = gpu_buffer(bl_cuda_attend_scores(1, heads, slots)),
-                                 .rows = gpu_buffer(bl_cuda_attend_rows(1, slots))};
+                                 .scores = gpu_buffer(bl_cuda_attend_scores(T, heads, slots)),
+                                 .rows = gpu_buffer(bl_cuda_attend_rows(T, slots))};
     bl_cuda_attend(0, &a);
-    check_bf16(c, "output", gpu_result(c, a.o, (size_t)(heads * d) * 2), want, heads, d);
+    check_bf16(c, "output", gpu_result(c, a.o, (size_t)(T * n) * 2), want, T * heads, d);
     gpu_case_end();
 }
 
@@ -119,9 +126,15 @@ void check_cuda_attention(check *c)
 {
     for (int i = 0; i < 8; i++) {
         const int64_t d = 32 * (1 + check_below(c, 16)), R = 16;
-        check_attend(c, 1 + check_below(c, 20), d, R, 1 + check_below(c, 140), i % 3 ? 1 + check_below(c, 150) : 0, check_below(c, 400));
+        check_attend(c, 1, 1 + check_below(c, 20), d, R, 1 + check_below(c, 140), i % 3 ? 1 + check_below(c, 150) : 0, check_below(c, 400));
         check_window_rows(c, 1 + check_below(c, 4), d, R);
     }
-    check_attend(c, 3, 512, 64, 128, 512, 150);
+    check_attend(c, 1, 3, 512, 64, 128, 512, 150);
+    check_attend(c, 3, 5, 64, 16, 20, 30, 60);
+    /* many tokens of the released head dimension: a kernel of its own */
+    check_attend(c, 40, 5, 512, 64, 128, 150, 90);
+    check_attend(c, 26, 20, 512, 64, 100, 70, 400);
+    check_attend(c, 24, 70, 512, 64, 20, 0, 5);
+    check_attend(c, 140, 2, 512, 64, 128, 0, 0);
     check_window_rows(c, 3, 512, 64);
 }

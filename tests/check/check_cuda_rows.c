@@ -114,7 +114,7 @@ static void check_swiglu(check *c, int64_t rows, int64_t n, float limit)
         bl_swiglu_c(want + t * n, g + t * n, u + t * n, gate[t], limit, n);
         bl_round_fp8_c(want + t * n, want + t * n, n);
     }
-    bl_cuda_swiglu(0, a, gpu_copy(g, bytes), gpu_copy(u, bytes), gpu_copy(gate, (size_t)rows * 4), rows, n, limit, true);
+    bl_cuda_swiglu(0, a, gpu_copy(g, bytes), gpu_copy(u, bytes), gpu_copy(gate, (size_t)rows * 4), rows, n, limit, true, false);
     check_bf16(c, "activation", gpu_result(c, a, bytes), want, rows, n);
     gpu_case_end();
 }

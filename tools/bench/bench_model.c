@@ -118,7 +118,7 @@ int bench_prefill(int argc, char **argv)
     int count;
     const cli_option own[] = {
         {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
-        {"tokens", CLI_INT, &p.tokens, "N", "of the prompt, 1 to 512 (default 512)"},
+        {"tokens", CLI_INT, &p.tokens, "N", "of the prompt, 1 to 8192 (default 512)"},
         {"length", CLI_INT, &p.length, "N", "tokens in the cache before, 0 to 1000000 (default 0)"},
         {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f, see bench decode (default pq)"},
         {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
@@ -132,7 +132,7 @@ int bench_prefill(int argc, char **argv)
     bl_error err = {0};
     bl_status s = BL_OK;
     if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
-    else if (p.tokens < 1 || p.tokens > BL_PASS_TOKENS || p.length < 0 || p.length > 1000000)
-        s = bl_fail(&err, BL_E_USAGE, NULL, "--tokens", -1, "takes 1 to %d, --length 0 to 1000000", BL_PASS_TOKENS);
+    else if (p.tokens < 1 || p.tokens > BL_PASS_TOKENS_GPU || p.length < 0 || p.length > 1000000)
+        s = bl_fail(&err, BL_E_USAGE, NULL, "--tokens", -1, "takes 1 to %d, --length 0 to 1000000", BL_PASS_TOKENS_GPU);
     return bench_end(&b, s == BL_OK ? body(&b, &p, &err) : s, &err);
 }

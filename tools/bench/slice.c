@@ -14,7 +14,7 @@ struct slice {
     bl_model *model;
     bl_sequence *sequences[SLICE_SEQUENCES];
     int64_t count; /* of them */
-    int32_t ids[BL_PASS_TOKENS];
+    int32_t ids[BL_PASS_TOKENS_GPU];
     float *logits;
     int expert_sets;
     uint64_t state; /* of the random ids */

@@ -23,7 +23,7 @@ void slice_destroy(slice **s);
 
 /* Start over with sequences (at most SLICE_SEQUENCES) whose caches hold `length` made-up tokens each. */
 bl_status slice_start(slice *s, int64_t length, int64_t sequences, bl_error *err);
-/* Append n tokens to each (at most BL_PASS_TOKENS in all); logits of their last ones. */
+/* Append n tokens to each (at most BL_PASS_TOKENS_GPU in all); logits of their last ones. */
 bl_status slice_run(slice *s, int64_t n, bl_error *err);
 
 slice_cost slice_step_cost(const slice *s, int64_t tokens);
