@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 
+#define CACHE_NOTE "not read: proven earlier, size, inode and times are the same. A cache cannot see bit rot"
 #define LEVEL_DEFAULT INT64_MIN /* not given */
 
 static const char details[] =
@@ -25,6 +26,11 @@ static const char details[] =
     "\n"
     "--hub compares every file with the object that the Hugging Face client recorded for it (links of its cache, .cache/huggingface of\n"
     "a download into a folder), and names the files that it has no record of. Without it the records count where SHA256SUMS is silent.\n"
+    "\n"
+    "--cache FILE|DIR remembers files whose SHA-256 was proven, and does not read them again while size, inode and times are the same\n"
+    "and nothing else of the model has changed (a folder takes a file for each model). That is quick and no proof: a cache cannot see\n"
+    "bit rot, and is as good as who may write it; the receipt counts what came from it. Files changed in the last two seconds are\n"
+    "left out.\n"
     "\n"
     "Every problem is one line on stderr with file, tensor and byte range; the exit status is then 1. --against compares values:\n"
     "a checkpoint, its BF16 cast and its packed model are equal; what one side records as dropped may be absent there.\n"
@@ -79,6 +85,14 @@ static void on_unrecorded(void *arg, const char *name)
     json_array_append_new(out->unrecorded, receipt_text(name));
 }
 
+static void on_note(void *arg, const char *text)
+{
+    output *out = arg;
+    char line[1600];
+    snprintf(line, sizeof line, "baleen verify: note: %s", text);
+    cli_progress_line(out->progress, line);
+}
+
 static const char *kind_name(bl_source_kind k)
 {
     return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : "hf";
@@ -96,6 +110,10 @@ static int print_json(output *out, const char *path, const bl_verify_options *o,
                           (json_int_t)r->files, "tensors", (json_int_t)r->tensors, "files_hashed", (json_int_t)r->files_hashed,
                           "files_unproven", (json_int_t)r->files_unproven, "chunks", (json_int_t)r->chunks, "bytes",
                           (json_int_t)r->bytes, "seconds", r->seconds);
+    if (j && o->cache) {
+        json_object_set_new(j, "cache", json_pack("{s:I, s:I, s:s}", "files", (json_int_t)r->files_cached, "bytes",
+                                                  (json_int_t)r->bytes_cached, "note", CACHE_NOTE));
+    }
     if (j && o->hub) {
         json_object_set_new(j, "hub", json_pack("{s:I, s:O}", "files_proven", (json_int_t)r->files_hub, "no_record", out->unrecorded));
     }
@@ -145,6 +163,9 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
         printf(", signed by %s", r->signer);
     }
     printf("\n");
+    if (o->cache) {
+        printf("from the cache: %zu files, %.3f GB, " CACHE_NOTE "\n", r->files_cached, (double)r->bytes_cached * 1e-9);
+    }
     for (size_t i = 0; i < json_array_size(out->unrecorded); i++) {
         printf("no record: %s\n", json_string_value(json_array_get(out->unrecorded, i)));
     }
@@ -164,13 +185,15 @@ int cmd_verify(int argc, char **argv)
     int64_t level = LEVEL_DEFAULT, jobs = 0, rank = -1;
     int count;
     output out = {0};
-    bl_verify_options o = {.on_finding = on_finding, .on_unrecorded = on_unrecorded, .arg = &out, .cancelled = cli_interrupted};
+    bl_verify_options o = {.on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
+                           .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
                                   {"against", CLI_STRING, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
                                   {"key", CLI_STRING, &o.key, "PUB", "level 4: check the signature with this public key first"},
                                   {"sign", CLI_STRING, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
                                   {"hub", CLI_FLAG, &o.hub, NULL, "compare every file with what the Hugging Face client recorded"},
+                                  {"cache", CLI_STRING, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"json", CLI_FLAG, &out.json, NULL, "print a receipt as JSON, findings included"},
@@ -189,8 +212,11 @@ int cmd_verify(int argc, char **argv)
     if ((level == 4) != (o.key != NULL)) {
         return cli_usage_error(&c, o.key ? "--key is level 4" : "--level 4 needs --key, the public key to check the signature with");
     }
-    if ((o.sign || o.hub) && level < 3) {
-        return cli_usage_error(&c, "--sign and --hub need all of level 3");
+    if ((o.sign || o.hub || o.cache) && level < 3) {
+        return cli_usage_error(&c, "--sign, --hub and --cache need all of level 3");
+    }
+    if (o.cache && (o.sign || o.against)) {
+        return cli_usage_error(&c, "--cache does not go with --%s, which reads everything", o.sign ? "sign" : "against");
     }
     if (o.sign && (o.key || rank >= 0)) {
         return cli_usage_error(&c, o.key ? "--sign and --key do not go together: sign first, then check"

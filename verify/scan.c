@@ -3,6 +3,7 @@
 #include "verify/both.h"
 #include "verify/flaw.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,35 @@ static bl_status nomem(bl_error *err)
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-static bl_status open_source(bl_scanner *x, bl_scan_source *src, bl_error *err)
+/* Is the file known to have the SHA-256 that is recorded, and to be sound? Members of archives have no times of their own. */
+static bool from_cache(bl_scanner *x, bl_scan_source *src)
+{
+    uint8_t sha256[32];
+    bl_witness *w = src->witness;
+    if (!x->s->proven || !w || !bl_witness_hashes(w) || bl_file_base(src->file) || fstat(bl_file_fd(src->file), &src->state) != 0 ||
+        !bl_proven_find(x->s->proven, &src->state, sha256) || bl_witness_denies(w, sha256)) {
+        return false;
+    }
+    bl_witness_judge(x->f, w, sha256, bl_file_size(src->file));
+    x->s->files_cached++;
+    x->s->bytes_cached += bl_file_size(src->file);
+    return true;
+}
+
+/* Put src, the next of the sources, among those to read, unless the cache knows it. */
+static bl_status add_source(bl_scanner *x, bl_scan_source *src, bl_error *err)
 {
     src->witness = x->s->witnesses ? bl_witness_of(x->s->witnesses, src->path) : NULL;
+    if (from_cache(x, src)) {
+        if (src->index != SIZE_MAX) {
+            x->cached[src->index] = true;
+        }
+        if (src->owned) {
+            bl_file_close(&src->file);
+        }
+        return BL_OK;
+    }
+    x->count++;
     if (src->witness && bl_witness_hashes(src->witness)) {
         BL_TRY(bl_sha256_create(&src->hash, err));
     }
@@ -46,19 +73,18 @@ static bl_status add_files(bl_scanner *x, bl_error *err)
             n++;
         }
         bl_scan_source *src = &x->sources[x->count];
-        *src = (bl_scan_source){.path = c->files[i].path, .file = c->files[i].file};
+        *src = (bl_scan_source){.path = c->files[i].path, .file = c->files[i].file, .index = i};
         BL_TRY(bl_scan_file_parts(x, order + first, n, src, &x->lanes[x->count], err));
-        x->count++;
-        BL_TRY(open_source(x, src, err));
+        BL_TRY(add_source(x, src, err));
         first += n;
     }
     return BL_OK;
 }
 
-static bool is_source(const bl_scanner *x, const char *path)
+static bool is_file(const bl_checkpoint *c, const char *path)
 {
-    for (size_t i = 0; i < x->count; i++) {
-        if (!strcmp(x->sources[i].path, path)) {
+    for (size_t i = 0; i < c->file_count; i++) {
+        if (!strcmp(c->files[i].path, path)) {
             return true;
         }
     }
@@ -69,11 +95,14 @@ static bl_status add_other(bl_scanner *x, const bl_witness *w, bl_error *err)
 {
     bl_scan_source *src = &x->sources[x->count];
     const bl_checkpoint *c = x->s->c;
-    *src = (bl_scan_source){.path = w->path, .owned = true};
+    *src = (bl_scan_source){.path = w->path, .owned = true, .index = SIZE_MAX};
     BL_TRY(c->archive ? bl_archive_file(c->archive, w->name, &src->file, err) : bl_file_open(&src->file, w->path, err));
-    x->count++;
-    BL_TRY(bl_scan_raw_parts(x, src, &x->lanes[x->count - 1], err));
-    return open_source(x, src, err);
+    bl_status s = bl_scan_raw_parts(x, src, &x->lanes[x->count], err);
+    if (s != BL_OK) {
+        bl_file_close(&src->file);
+        return s;
+    }
+    return add_source(x, src, err);
 }
 
 static bl_status add_witness(bl_scanner *x, bl_witness *w, bl_error *err)
@@ -81,7 +110,7 @@ static bl_status add_witness(bl_scanner *x, bl_witness *w, bl_error *err)
     if (w->hub.kind == BL_HUB_GIT) {
         BL_TRY(bl_witness_check_git(x->f, w, err));
     }
-    return bl_witness_hashes(w) && !is_source(x, w->path) ? add_other(x, w, err) : BL_OK;
+    return bl_witness_hashes(w) && !is_file(x->s->c, w->path) ? add_other(x, w, err) : BL_OK;
 }
 
 /* Files beside them that something is recorded for. One that cannot be opened is a finding like any other. */
@@ -114,10 +143,25 @@ static bl_status add_records(bl_scanner *x, bl_error *err)
         return nomem(err);
     }
     for (size_t i = 0; i < c->tensor_count; i++) {
-        x->records[i] = bl_checkpoint_record(c, &c->tensors[i]);
+        x->records[i] = x->cached[c->tensors[i].file] ? NULL : bl_checkpoint_record(c, &c->tensors[i]);
         x->chunks[i] = bl_arena_array(x->arena, bl_chunk_count(c->tensors[i].nbytes), sizeof **x->chunks);
         if (!x->chunks[i]) {
             return nomem(err);
+        }
+    }
+    return BL_OK;
+}
+
+/* Note the files that were proven. */
+static bl_status remember(bl_scanner *x, bl_error *err)
+{
+    for (size_t i = 0; x->s->proven && i < x->count; i++) {
+        const bl_scan_source *src = &x->sources[i];
+        struct stat now;
+        bool sound = src->index == SIZE_MAX || !x->flawed[src->index];
+        if (sound && src->witness && src->witness->hashed && bl_witness_proven(src->witness) && !bl_file_base(src->file) &&
+            fstat(bl_file_fd(src->file), &now) == 0) {
+            BL_TRY(bl_proven_add(x->s->proven, &src->state, &now, src->witness->sha256, err));
         }
     }
     return BL_OK;
@@ -129,6 +173,9 @@ static void look(bl_scanner *x, const bl_scan_source *src, const bl_scan_piece *
 {
     bl_flaw f = bl_flaw_find(&x->values.kernels, p->tensor->dtype, p->weight, data, n);
     if (f.count) {
+        pthread_mutex_lock(&x->lock);
+        x->flawed[p->tensor->file] = true;
+        pthread_mutex_unlock(&x->lock);
         uint64_t at = p->tensor->offset + p->base + offset;
         bl_find(x->f, 2, src->path, p->tensor->name, (int64_t)(at + f.first * f.size), (int64_t)(at + (f.last + 1) * f.size),
                 "%llu %s", (unsigned long long)f.count, f.what);
@@ -141,7 +188,8 @@ static bool values_fit(const bl_weight *w, bool scale)
 }
 
 /* Add to the value digest; a scale that makes it impossible is a finding. */
-static bl_status digest(bl_scanner *x, const bl_scan_piece *p, uint64_t offset, uint64_t n, const bl_tile *t, const uint8_t *data, bl_error *err)
+static bl_status digest(bl_scanner *x, const bl_scan_piece *p, uint64_t offset, uint64_t n, const bl_tile *t, const uint8_t *data,
+                        bl_error *err)
 {
     bl_error e;
     bl_error_clear(&e);
@@ -230,6 +278,7 @@ static void compare_chunks(bl_scanner *x)
                 continue;
             }
             uint64_t begin = k * BL_CHUNK_BYTES, end = begin + BL_CHUNK_BYTES < t->nbytes ? begin + BL_CHUNK_BYTES : t->nbytes;
+            x->flawed[t->file] = true;
             bl_find(x->f, 3, bl_checkpoint_file(c, t)->path, t->name, (int64_t)(t->offset + begin), (int64_t)(t->offset + end),
                     "chunk %zu of %zu differs from its digest in the manifest", k, m->chunk_count);
         }
@@ -259,7 +308,9 @@ static bl_status run(bl_scanner *x, bl_error *err)
     size_t room = s->c->file_count + (s->witnesses ? s->witnesses->count : 0);
     x->sources = bl_arena_array(x->arena, room, sizeof *x->sources);
     x->lanes = bl_arena_array(x->arena, room, sizeof *x->lanes);
-    if (!x->sources || !x->lanes) {
+    x->cached = bl_arena_array(x->arena, s->c->file_count, sizeof *x->cached);
+    x->flawed = bl_arena_array(x->arena, s->c->file_count, sizeof *x->flawed);
+    if (!x->sources || !x->lanes || !x->cached || !x->flawed) {
         return nomem(err);
     }
     BL_TRY(bl_scan_index(x, err));
@@ -279,7 +330,7 @@ static bl_status run(bl_scanner *x, bl_error *err)
                         .cancelled = o->cancelled,
                         .progress = o->progress,
                         .progress_arg = o->progress_arg};
-    BL_TRY(bl_stream_run(&stream, err));
+    BL_TRY(x->count ? bl_stream_run(&stream, err) : BL_OK);
     for (size_t i = 0; i < x->count; i++) {
         s->bytes += bl_file_size(x->sources[i].file);
     }
@@ -289,7 +340,7 @@ static bl_status run(bl_scanner *x, bl_error *err)
     if (s->values) {
         compare_values(x);
     }
-    return BL_OK;
+    return remember(x, err);
 }
 
 static void close_all(bl_scanner *x)

@@ -4,6 +4,7 @@
 
 #include "verify/bind.h"
 #include "verify/finder.h"
+#include "verify/proven.h"
 #include "verify/values.h"
 #include "verify/witness.h"
 
@@ -11,13 +12,16 @@ typedef struct bl_scan {
     const bl_checkpoint *c;
     const bl_binding *binding;     /* NULL: unknown (no config) */
     const bl_witnesses *witnesses; /* NULL: no SHA-256 */
+    bl_proven *proven;             /* NULL: no cache. Files that it knows are not read; what is proven is added. Not with values */
     bool semantic;                 /* look at the codes, scales and floats */
     bool chunks;                   /* compare chunk digests with the rank manifest */
     bool values;                   /* compute value digests into sums; needs a binding */
     bl_sum *sums;                  /* out, [binding weights] */
     bool *broken;                  /* out, [binding weights]: has no value digest (a finding said why) */
     size_t chunks_right;               /* out */
-    uint64_t bytes;                    /* out */
+    uint64_t bytes;                    /* out: read */
+    size_t files_cached;               /* out: taken from the cache instead */
+    uint64_t bytes_cached;             /* out */
 } bl_scan;
 
 /* Run; findings go to f, failures to read come back. Arrays live in arena. */

@@ -23,6 +23,8 @@ typedef struct bl_scan_source {
     bl_sha256 *hash;
     bl_chunker *chunker;
     bl_scan_piece *pieces;
+    size_t index;      /* of the checkpoint's file; SIZE_MAX: none of them */
+    struct stat state; /* before it is read, when there is a cache */
 } bl_scan_source;
 
 typedef struct bl_scanner {
@@ -37,6 +39,7 @@ typedef struct bl_scanner {
     const bl_manifest_tensor **records;     /* [tensors] as recorded */
     size_t *first_weight, *first_scale;     /* [tensors] head of the list of weights in it: index + 1 */
     size_t *next_weight, *next_scale;       /* [weights] */
+    bool *cached, *flawed;                  /* [files] not read; something in it was found */
     pthread_mutex_t lock;
 } bl_scanner;
 

@@ -25,6 +25,7 @@ typedef struct side {
     bl_binding binding;
     bl_witnesses witnesses;
     bl_scan scan;
+    bl_proven *proven;
     bl_arena arena;
 } side;
 
@@ -54,14 +55,15 @@ static bool looks_like_one(const char *path)
     return false;
 }
 
-/* Signatures and the Hugging Face client's records are of folders; a signature can only be put into one, and is for all ranks. */
-static bl_status fit_for_signing(const side *s, const bl_verify_options *o, bl_error *err)
+/* Signatures, download records and what the cache can know are of folders; a signature can only be put into one. */
+static bl_status check_kind(const side *s, const bl_verify_options *o, bl_error *err)
 {
     if (s->c->kind == BL_SOURCE_FILE) {
-        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: only folders have a signature and download records");
+        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: signatures, download records and a cache are for folders");
     }
-    if (o->sign && s->c->archive) {
-        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is an archive: sign the folder, then pack it");
+    if (s->c->archive && (o->sign || o->cache)) {
+        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is an archive: %s",
+                       o->sign ? "sign the folder, then pack it" : "the cache knows files of a folder");
     }
     return BL_OK;
 }
@@ -87,7 +89,7 @@ static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_ran
     if (f->o->against && !s->c->has_config) {
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
-    return f->o->sign || f->o->key || f->o->hub ? fit_for_signing(s, f->o, err) : BL_OK;
+    return f->o->sign || f->o->key || f->o->hub || f->o->cache ? check_kind(s, f->o, err) : BL_OK;
 }
 
 /* The global manifest against the files and against SHA256SUMS. */
@@ -177,7 +179,7 @@ static bool hub_knows(const bl_witnesses *w)
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
     int level = f->o->level;
-    s->scan = (bl_scan){.c = s->c, .values = values};
+    s->scan = (bl_scan){.c = s->c, .values = values, .proven = s->proven};
     if (s->c->has_config && (level >= 2 || values)) {
         f->level = 2;
         BL_TRY(bl_bind(s->c, &s->arena, bl_finder_problem, f, &s->binding, err));
@@ -209,6 +211,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
 
 static void close_side(side *s)
 {
+    bl_proven_close(&s->proven);
     bl_checkpoint_close(&s->c);
     bl_arena_reset(&s->arena);
 }
@@ -220,6 +223,8 @@ static void fill_report(const side *s, int level, bl_verify_report *r)
     r->tensors = s->c->tensor_count;
     r->chunks = s->scan.chunks_right;
     r->bytes = s->scan.bytes;
+    r->files_cached = s->scan.files_cached;
+    r->bytes_cached = s->scan.bytes_cached;
     r->files_unrecorded = s->witnesses.unrecorded;
     for (size_t i = 0; i < s->witnesses.count; i++) {
         r->files_hashed += bl_witness_proven(&s->witnesses.items[i]);
@@ -239,6 +244,33 @@ static bl_status check_trust(side *s, bl_finder *f, const bl_key *key, bl_verify
     r->trust = right ? BL_TRUST_SIGNED : BL_TRUST_UNSIGNED;
     r->kind = s->c->kind;
     return BL_OK;
+}
+
+static void say(const bl_finder *f, const char *note)
+{
+    if (note && f->o->note) {
+        f->o->note(f->o->arg, note);
+    }
+}
+
+static bl_status open_cache(side *s, bl_finder *f, bl_error *err)
+{
+    const char *note;
+    BL_TRY(bl_proven_open(&s->proven, f->o->cache, s->c, &note, err));
+    say(f, note);
+    return BL_OK;
+}
+
+/* What was found out is true also where it cannot be remembered. */
+static void save_cache(side *s, const bl_finder *f)
+{
+    bl_error e;
+    char text[1200];
+    bl_error_clear(&e);
+    if (bl_proven_write(s->proven, &e) != BL_OK) {
+        snprintf(text, sizeof text, "the cache was not written: %s", e.message);
+        say(f, text);
+    }
 }
 
 /* Compare with another model. */
@@ -267,8 +299,12 @@ static bl_status verify(const char *path, bl_finder *f, side sides[2], const bl_
     if (values) { /* now: what cannot be compared with should not show after hours of reading */
         BL_TRY(open_side(&sides[1], o->against, f, false, err));
     }
+    BL_TRY(o->cache ? open_cache(&sides[0], f, err) : BL_OK);
     BL_TRY(scan_side(&sides[0], f, true, values, err));
     fill_report(&sides[0], o->level, report);
+    if (o->cache) {
+        save_cache(&sides[0], f);
+    }
     BL_TRY(values ? compare(f, sides, report, err) : BL_OK);
     if (o->sign && f->count == 0) {
         BL_TRY(bl_signature_make(sides[0].c, key, &sides[0].witnesses, &report->files_listed, err));

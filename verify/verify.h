@@ -31,6 +31,8 @@ typedef struct bl_verify_options {
     const char *sign;    /* file of the private key to sign the folder with when all holds at level 3, which then also means that every
                             file is listed. A folder without SHA256SUMS gets one; one that lacks the payload of a packed model, which
                             was packed without, is completed. NULL = do not sign */
+    const char *cache;   /* file, or folder of files, that remembers proven files (verify/proven.h): they are not read again while size,
+                            inode and times are the same. Not with sign or against; level 3 and up. NULL = none */
     bool hub;            /* compare with the Hugging Face client's records also what SHA256SUMS lists, and say what has none */
     bool one_rank;       /* packed models: what is on a node that holds one rank, and not all ranks */
     int rank;            /* which */
@@ -39,6 +41,7 @@ typedef struct bl_verify_options {
     const char *against; /* another checkpoint to compare values with; NULL = none */
     void (*on_finding)(void *arg, const bl_finding *f); /* one at a time, from any thread */
     void (*on_unrecorded)(void *arg, const char *name); /* hub: a file without a record; may be NULL */
+    void (*note)(void *arg, const char *text); /* one sentence for the user: a cache that is not used; may be NULL */
     void *arg;
     bool (*cancelled)(void);                                         /* may be NULL */
     void (*progress)(void *progress_arg, uint64_t done, uint64_t total); /* may be NULL */
@@ -63,6 +66,8 @@ typedef struct bl_verify_report {
     char signer[80];       /* the public key: "ed25519:" and digits */
     size_t files_listed;   /* added to SHA256SUMS before it was signed */
     size_t files_unproven; /* weight files that nothing is recorded for */
+    size_t files_cached;   /* of files_hashed: not read, taken from the cache */
+    uint64_t bytes_cached;
     size_t chunks;         /* chunk digests that are right */
     size_t compared;       /* weights whose values are equal on both sides */
     uint64_t bytes;        /* read */

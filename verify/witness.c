@@ -345,6 +345,21 @@ bool bl_witness_hashes(const bl_witness *w)
     return w->listed || w->wanted || w->hub.kind == BL_HUB_SHA256;
 }
 
+static bool hub_denies(const bl_witness *w, const uint8_t sha256[32])
+{
+    return w->hub.kind == BL_HUB_SHA256 && memcmp(sha256, w->hub.object, 32) != 0;
+}
+
+static bool sums_deny(const bl_witness *w, const uint8_t sha256[32])
+{
+    return w->listed && memcmp(sha256, w->sums, sizeof w->sums) != 0;
+}
+
+bool bl_witness_denies(const bl_witness *w, const uint8_t sha256[32])
+{
+    return sums_deny(w, sha256) || hub_denies(w, sha256);
+}
+
 static void contradicted(bl_finder *f, bl_witness *w, uint64_t size, const char *what, const char *by)
 {
     w->wrong = true;
@@ -357,14 +372,12 @@ void bl_witness_judge(bl_finder *f, bl_witness *w, const uint8_t sha256[32], uin
 {
     w->hashed = true;
     memcpy(w->sha256, sha256, sizeof w->sha256);
-    if (w->listed && memcmp(sha256, w->sums, sizeof w->sums) != 0) {
+    w->hub_right |= w->hub.kind == BL_HUB_SHA256 && !hub_denies(w, sha256);
+    if (sums_deny(w, sha256)) {
         contradicted(f, w, size, "SHA-256", BL_SUMS_NAME);
     }
-    if (w->hub.kind == BL_HUB_SHA256) {
-        w->hub_right = memcmp(sha256, w->hub.object, sizeof w->sha256) == 0;
-        if (!w->hub_right) {
-            contradicted(f, w, size, "SHA-256", HUB_NAME);
-        }
+    if (hub_denies(w, sha256)) {
+        contradicted(f, w, size, "SHA-256", HUB_NAME);
     }
 }
 

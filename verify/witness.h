@@ -45,6 +45,8 @@ bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *aren
 bl_witness *bl_witness_of(const bl_witnesses *w, const char *path);
 /* Is the SHA-256 of the file's bytes needed? */
 bool bl_witness_hashes(const bl_witness *w);
+/* Does something that is recorded say that this is not the SHA-256? */
+bool bl_witness_denies(const bl_witness *w, const uint8_t sha256[32]);
 /* Take the SHA-256 of the bytes of a file of that size, and hold it against what is recorded. */
 void bl_witness_judge(bl_finder *f, bl_witness *w, const uint8_t sha256[32], uint64_t size);
 /* Check a small file whose record is a git SHA-1 now (such files are small: others are stored by SHA-256). */
