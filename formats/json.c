@@ -290,7 +290,10 @@ bool bl_json_u64(bl_json v, uint64_t *out)
 bool bl_json_i64(bl_json v, int64_t *out)
 {
     uint64_t u;
-    bool minus = v.kind == BL_JSON_NUMBER && v.p[0] == '-';
+    if (v.kind != BL_JSON_NUMBER) {
+        return false;
+    }
+    bool minus = v.p[0] == '-';
     bl_json digits = {v.p + minus, v.n - minus, v.kind};
     if (!bl_json_u64(digits, &u) || u > (uint64_t)INT64_MAX + minus) {
         return false;

@@ -283,6 +283,7 @@ static void test_numbers(void **state)
     assert_true(bl_json_i64(parsed("-9223372036854775808"), &i) && i == INT64_MIN);
     assert_true(bl_json_i64(parsed("9223372036854775807"), &i) && i == INT64_MAX);
     assert_true(bl_json_i64(parsed("-0"), &i) && i == 0);
+    assert_false(bl_json_i64((bl_json){NULL, 0, BL_JSON_NONE}, &i));
     assert_false(bl_json_i64(parsed("9223372036854775808"), &i));
     assert_false(bl_json_i64(parsed("-9223372036854775809"), &i));
     assert_true(bl_json_double(parsed("1e-20"), &d) && d == 1e-20);
