@@ -26,7 +26,7 @@ fail() {
 }
 
 # shellcheck disable=SC2086
-need_packages $build_packages libcmocka-dev clang python3 python3-venv curl ca-certificates || { fail "set-up"; finish; }
+need_packages $build_packages libcmocka-dev clang gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user python3 python3-venv curl ca-certificates || { fail "set-up"; finish; }
 
 run_meson() { # BUILD_DIR [meson test arguments]
     dir=$1

@@ -136,12 +136,12 @@ static float weight(const bl_matrix *w, int64_t r, int64_t i)
     return (float)ldexp(v, w->scale[r * (w->cols / 32) + i / 32] - 127);
 }
 
-static float tree(const float *lane, int n)
+/* Halves added to each other; uses lane up. */
+static float tree(float *lane, int n)
 {
-    if (n == 1) return lane[0];
-    float half[8];
-    for (int l = 0; l < n / 2; l++) half[l] = lane[l] + lane[l + n / 2];
-    return tree(half, n / 2);
+    for (n /= 2; n > 0; n /= 2)
+        for (int l = 0; l < n; l++) lane[l] += lane[l + n];
+    return lane[0];
 }
 
 static float element(const uint16_t *x, const bl_matrix *w, int64_t r)
