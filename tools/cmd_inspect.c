@@ -8,6 +8,7 @@
 
 #include "formats/checkpoint.h"
 #include "runtime/engram.h"
+#include "tools/check.h"
 #include "tools/fit.h"
 #include "tools/generation.h"
 #include "verify/classes.h"
@@ -243,43 +244,70 @@ static int inspect_token_map(const cli_command *cmd, const char *path, bool json
     return cli_report(cmd->program, st, &err);
 }
 
-int cmd_inspect(int argc, char **argv)
+/* The first problem of a tolerant opening. */
+static void note_problem(void *arg, const bl_error *problem)
 {
-    const char *tensor = NULL, *fit = NULL, *args[1];
-    bool token_map = false, json = false;
-    int64_t rank = -1;
-    int count;
-    const cli_option options[] = {
-        {"tensor", CLI_STRING, &tensor, "NAME", "statistics of one tensor, decoded with its scale"},
-        {"fit", CLI_STRING, &fit, "LIST", "what would fit where: tp=8,hbm=141G and more, see above"},
-        {"rank", CLI_INT, &rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
-        {"token-map", CLI_FLAG, &token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
-        {"json", CLI_FLAG, &json, NULL, "machine-readable output"},
-        {NULL, 0, NULL, NULL, NULL}};
-    const cli_command cmd = {"baleen inspect", "PATH [--fit LIST | --tensor NAME] [--rank N] [--json]",
-                             "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
-                             "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
-                             fit_help, options, 0, 1};
-    int rc = cli_parse(&cmd, argc, argv, args, &count);
-    if (rc >= 0) return rc;
-    if ((token_map != 0) + (tensor != NULL) + (fit != NULL) > 1)
-        return cli_usage_error(&cmd, "--fit, --tensor and --token-map do not go together");
-    if (fit && rank >= 0) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
-    if (token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
-    if (rank < -1 || rank >= BL_MAX_RANKS) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
-    const char *path = count ? args[0] : cli_default_model();
-    if (token_map) return inspect_token_map(&cmd, path, json);
-    cli_catch_signals();
-    if (fit) return fit_run(&cmd, path, fit, json);
+    bl_error *first = arg;
+    if (first->code == BL_OK) *first = *problem;
+}
+
+/* What the options ask of an opened checkpoint. */
+typedef struct inspect_options {
+    const char *tensor, *fit;
+    bool token_map, check, json;
+    int64_t rank, jobs;
+} inspect_options;
+
+static int inspect_path(const cli_command *cmd, const char *path, const inspect_options *o)
+{
     bl_checkpoint *c = NULL;
-    bl_error err = {0};
+    bl_error err = {0}, problem = {0};
     char *spill = bl_archive_spill(path);
     const bl_archive_options archives = {.spill = spill, .cancelled = cli_interrupted};
-    bl_status st = bl_checkpoint_open(&c, path, &(bl_checkpoint_options){.any_generation = true, .one_rank = rank >= 0, .rank = (int)rank,
-                                                                          .archives = spill ? &archives : NULL}, &err);
+    const bl_checkpoint_options how = {.tolerate = o->check, .on_problem = note_problem, .arg = &problem, .any_generation = true,
+                                       .one_rank = o->rank >= 0, .rank = (int)o->rank, .archives = spill ? &archives : NULL};
+    bl_status st = bl_checkpoint_open(&c, path, &how, &err);
     free(spill);
-    if (st != BL_OK) return cli_report(cmd.program, st, &err);
-    rc = tensor ? inspect_tensor(&cmd, c, tensor, json) : inspect_checkpoint(&cmd, c, json);
+    if (st == BL_OK && problem.code != BL_OK && (!c->has_config || !c->tensor_count)) {
+        st = problem.code;
+        err = problem;
+    }
+    int rc = st != BL_OK ? cli_report(cmd->program, st, &err)
+             : o->tensor ? inspect_tensor(cmd, c, o->tensor, o->json)
+             : o->check  ? check_run(cmd, c, (int)o->jobs, o->json)
+                         : inspect_checkpoint(cmd, c, o->json);
     bl_checkpoint_close(&c);
     return rc;
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+    const char *args[1];
+    inspect_options o = {.rank = -1};
+    int count;
+    const cli_option options[] = {
+        {"tensor", CLI_STRING, &o.tensor, "NAME", "statistics of one tensor, decoded with its scale"},
+        {"fit", CLI_STRING, &o.fit, "LIST", "what would fit where: tp=8,hbm=141G and more, see above"},
+        {"check", CLI_FLAG, &o.check, NULL, "read all weights and name those that look wrong"},
+        {"jobs", CLI_INT, &o.jobs, "N", "threads of --check (default: twice the CPUs)"},
+        {"rank", CLI_INT, &o.rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
+        {"token-map", CLI_FLAG, &o.token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
+        {"json", CLI_FLAG, &o.json, NULL, "machine-readable output"},
+        {NULL, 0, NULL, NULL, NULL}};
+    const cli_command cmd = {"baleen inspect", "PATH [--check | --fit LIST | --tensor NAME] [options]",
+                             "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
+                             "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
+                             CHECK_HELP FIT_HELP, options, 0, 1};
+    int rc = cli_parse(&cmd, argc, argv, args, &count);
+    if (rc >= 0) return rc;
+    if (o.token_map + o.check + (o.tensor != NULL) + (o.fit != NULL) > 1)
+        return cli_usage_error(&cmd, "--check, --fit, --tensor and --token-map do not go together");
+    if (o.fit && o.rank >= 0) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
+    if (o.jobs < 0 || o.jobs > 1024) return cli_usage_error(&cmd, "--jobs takes 1 to 1024");
+    if (o.token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
+    if (o.rank < -1 || o.rank >= BL_MAX_RANKS) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
+    const char *path = count ? args[0] : cli_default_model();
+    if (o.token_map) return inspect_token_map(&cmd, path, o.json);
+    cli_catch_signals();
+    return o.fit ? fit_run(&cmd, path, o.fit, o.json) : inspect_path(&cmd, path, &o);
 }

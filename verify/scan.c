@@ -234,6 +234,9 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
         if (p->tensor && x->s->semantic) {
             look(x, src, p, g->offset, g->nbytes, data);
         }
+        if (p->weight && x->s->look) {
+            x->s->look(x->s->arg, p->weight, p->scale, g->offset, g->nbytes, data);
+        }
         if (p->weight && x->s->values) {
             BL_TRY(digest(x, p, g->offset, g->nbytes, t, data, err));
         }

@@ -18,6 +18,11 @@ typedef struct bl_scan {
     bool values;                   /* compute value digests into sums; needs a binding */
     bl_sum *sums;                  /* out, [binding weights] */
     bool *broken;                  /* out, [binding weights]: has no value digest (a finding said why) */
+    /* Another job for the same pass; look NULL: none. granule: at which multiples of bytes the codes, or the scales, of a weight may be
+     * cut, 0 = anywhere. look gets n bytes at offset of them, from any thread. */
+    uint64_t (*granule)(const bl_weight *w, bool scale);
+    void (*look)(void *arg, const bl_weight *w, bool scale, uint64_t offset, uint64_t n, const uint8_t *data);
+    void *arg;
     size_t chunks_right;               /* out */
     uint64_t bytes;                    /* out: read */
     size_t files_cached;               /* out: taken from the cache instead */

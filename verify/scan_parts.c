@@ -52,8 +52,9 @@ static void put_tensor(const bl_scanner *x, part_list *l, const bl_tensor *t)
     uint64_t at = 0;
     for (; w; w = scale ? x->next_scale[w - 1] : x->next_weight[w - 1]) {
         const bl_weight *weight = &x->s->binding->weights[w - 1];
-        uint64_t n = scale ? weight->scale_nbytes : weight->nbytes, granule = bl_values_granule(weight, scale);
-        if (granule > BL_STREAM_TILE) {
+        uint64_t n = scale ? weight->scale_nbytes : weight->nbytes;
+        uint64_t granule = x->s->look ? x->s->granule(weight, scale) : bl_values_granule(weight, scale);
+        if (!granule || granule > BL_STREAM_TILE) {
             granule = BL_VALUE_UNIT_BYTES; /* no value digest then: see values_fit */
         }
         put_part(l, n, granule, (bl_scan_piece){.tensor = t, .weight = weight, .scale = scale, .base = at});
