@@ -359,6 +359,7 @@ static bl_status make_whole_plan(const bl_checkpoint *c, const bl_binding *b, bl
                                  bl_error *err)
 {
     const bl_plan_options o = {.target = BL_TO_MERGED, .shard_size = 5000000000u};
+    BL_TRY(bl_plan_released_scales(c, err));
     BL_TRY(bl_plan_make(c, b, &o, arena, whole, err));
     *all = bl_arena_array(arena, whole->tensor_count, sizeof **all);
     for (size_t i = 0; *all && i < whole->tensor_count; i++) {

@@ -58,8 +58,10 @@ static bl_status make_layout(bl_job *j, bl_error *err)
         return bl_fail(err, BL_E_USAGE, j->source->path, NULL, -1, "%lld ranks, the most is %d", (long long)ranks, BL_MAX_RANKS);
     }
     l->ranks = (int)ranks;
-    if (j->o->pad_vocab) {
-        uint64_t unit = (uint64_t)j->o->pad_vocab * (uint64_t)l->tp, rows = bl_pieces((uint64_t)c->vocab_size, unit) * unit;
+    bool whole = (uint64_t)c->vocab_size % (BL_BLOCK * (uint64_t)l->tp) == 0;
+    int pad = j->o->pad_vocab ? j->o->pad_vocab : l->split == BL_SPLIT_PAD && l->tp > 1 && !whole ? BL_BLOCK : 0;
+    if (pad) {
+        uint64_t unit = (uint64_t)pad * (uint64_t)l->tp, rows = bl_pieces((uint64_t)c->vocab_size, unit) * unit;
         l->vocab_rows = rows > (uint64_t)c->vocab_size ? rows : 0;
     }
     if (l->pp == 1 || l->stage_layers) {
@@ -80,7 +82,7 @@ static bool encodes(const bl_job *j)
 }
 
 /* The hints asked for, or what a cast kept in the source's folder. */
-static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
+static bl_status open_hints(bl_job *j, bl_error *err)
 {
     const char *path = j->o->scale_hints;
     char kept[4096];
@@ -91,9 +93,39 @@ static bl_status open_hints(bl_job *j, bl_convert_report *report, bl_error *err)
     if (!path || !encodes(j)) {
         return BL_OK;
     }
-    report->hinted = true;
-    BL_TRY(bl_hints_open(&j->hints, path, err));
-    return bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err);
+    return bl_hints_open(&j->hints, path, err);
+}
+
+/* The scales that packing kept of what it decoded: the manifest lists them when there are any. */
+static bl_status open_kept(bl_job *j, bl_plan_options *po, bl_error *err)
+{
+    const bl_manifest *m = j->source->manifest;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", j->source->path, BL_SCALES_NAME);
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (strcmp(m->files[i].name, BL_SCALES_NAME) != 0) {
+            continue;
+        }
+        if (access(path, F_OK) != 0) {
+            return bl_fail(err, BL_E_INPUT, path, NULL, -1,
+                           "is listed in manifest.json but is not there: the scales of weights that packing decoded are in it");
+        }
+        BL_TRY(bl_hints_open(&j->hints, path, err));
+        po->kept = bl_hints_source(j->hints);
+    }
+    return BL_OK;
+}
+
+/* The layout's split, if some weight needs it, and of scales as the release has them. */
+static bl_status check_split(bl_job *j, bl_error *err)
+{
+    if (j->o->target == BL_TO_PACKED || j->o->save_scales) {
+        BL_TRY(bl_plan_released_scales(j->source, err));
+    }
+    if (!bl_layout_splits(&j->layout, &j->binding.slots)) {
+        j->layout.split = BL_SPLIT_NONE;
+    }
+    return BL_OK;
 }
 
 bl_status bl_job_bind(bl_job *j, bl_error *err)
@@ -130,8 +162,16 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
     }
     BL_TRY(bl_job_bind(j, err));
     BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
+    BL_TRY(check_split(j, err));
+    if (po.target == BL_TO_MERGED) {
+        BL_TRY(open_kept(j, &po, err));
+    }
     BL_TRY(bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err));
-    return po.target == BL_TO_RELEASED ? open_hints(j, report, err) : BL_OK;
+    if (po.target == BL_TO_RELEASED) {
+        BL_TRY(open_hints(j, err));
+    }
+    report->hinted = j->hints != NULL;
+    return j->hints ? bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err) : BL_OK;
 }
 
 /* Bytes of files below the folder, one level of sub-folders, as allocated. */
@@ -167,6 +207,23 @@ bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err)
     return BL_OK;
 }
 
+/* Weights that packing decoded go back to codes under the scales that it kept. That a value has none there means damage. */
+static bl_status check_restored(const bl_job *j, bl_error *err)
+{
+    bl_encode_stats stats[BL_ENCODE_CLASSES];
+    uint64_t wrong = 0;
+    if (j->plan.target != BL_TO_MERGED || !j->producer.encoder) {
+        return BL_OK;
+    }
+    bl_encoder_stats(j->producer.encoder, stats);
+    for (int i = 0; i < BL_ENCODE_CLASSES; i++) {
+        wrong += stats[i].blocks - stats[i].kept;
+    }
+    return wrong ? bl_fail(err, BL_E_INPUT, j->source->path, BL_SCALES_NAME, -1,
+                           "%llu scales do not fit the values that were decoded with them: the model is damaged", (unsigned long long)wrong)
+                 : BL_OK;
+}
+
 static bl_status fill_folder(bl_job *j, bl_error *err)
 {
     for (int rank = 0; j->plan.target == BL_TO_PACKED && rank < j->plan.layout->ranks; rank++) {
@@ -177,6 +234,7 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
         }
     }
     BL_TRY(bl_job_stream(j, err));
+    BL_TRY(check_restored(j, err));
     BL_TRY(bl_job_recorded(j, err));
     BL_TRY(bl_job_extras(j, err));
     BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : bl_job_index(j, err));

@@ -50,11 +50,6 @@ typedef struct room {
 
 enum { ROOMS = 9 };
 
-static uint64_t pages(uint64_t n)
-{
-    return (n + BL_IO_ALIGN - 1) / BL_IO_ALIGN * BL_IO_ALIGN;
-}
-
 /* Most scale bytes of a piece: one for 32 values. */
 static uint64_t piece_scales(const bl_encoder *e)
 {
@@ -70,7 +65,7 @@ static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
     uint64_t at[ROOMS], end = 0;
     for (int i = 0; i < ROOMS; i++) {
         at[i] = end;
-        end += pages(sizes[i]);
+        end += bl_io_pages(sizes[i]);
     }
     *bytes = end;
     if (!p) {
@@ -386,8 +381,7 @@ static void digest_piece(const work *w, uint64_t row, uint64_t rows, const uint1
     if (!w->e->sums) {
         return;
     }
-    bl_value_matrix(&w->e->cast, &sum, x, rows, bl_weight_cols(from),
-                    bl_tiles_at(from->part.row + row, from->part.col, from->slot->shape[1]));
+    bl_value_matrix(&w->e->cast, &sum, x, rows, bl_weight_cols(from), bl_weight_tiles(from, row));
     pthread_mutex_lock(&w->e->lock);
     bl_sum_add(&w->e->sums[w->sum], sum);
     pthread_mutex_unlock(&w->e->lock);

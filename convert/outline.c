@@ -19,6 +19,9 @@ static void add_files(const bl_plan *plan, bl_outline *out)
     for (size_t i = 0; i < plan->file_count; i++) {
         const bl_plan_file *f = &plan->files[i];
         for (int rank = 0; rank < plan->layout->ranks; rank++) {
+            if (f->aside) {
+                continue;
+            }
             if (rank == f->tensors->rank) {
                 out->ranks[rank].files++;
                 out->ranks[rank].tensors += f->count;
@@ -38,8 +41,34 @@ static void add_classes(const bl_plan *plan, bl_outline *out)
     for (size_t i = 0; i < plan->tensor_count; i++) {
         const bl_plan_tensor *t = &plan->tensors[i];
         bl_outline_class *k = &out->classes[t->members[0].pieces->slot->cut];
-        k->tensors++;
-        k->bytes += t->tensor.nbytes;
+        k->tensors += !t->aside;
+        k->bytes += t->aside ? 0 : t->tensor.nbytes;
+    }
+}
+
+/* Bytes of the source's codes or scales that t is made of. */
+static uint64_t source_bytes(const bl_plan_tensor *t)
+{
+    bl_view v = bl_plan_view(t, 0);
+    bl_stored s = bl_weight_stored(&v.w, t->scale);
+    return s.rows * s.cols;
+}
+
+static void add_split(const bl_plan *plan, bl_outline *out)
+{
+    static const char *const names[] = {"", "padded to whole blocks", "with a scale for every row", "decoded to BF16"};
+    for (int r = BL_REMEDY_PAD; r <= BL_REMEDY_BF16; r++) {
+        out->split[r].what = names[r];
+    }
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        const bl_plan_tensor *t = &plan->tensors[i];
+        bl_remedy r = bl_layout_remedy(plan->layout, t->members[0].pieces->slot);
+        bool other = r == BL_REMEDY_PAD || (r == BL_REMEDY_EXPAND && t->expand) || (r == BL_REMEDY_BF16 && t->cast);
+        if (other) {
+            out->split[r].tensors++;
+            out->split[r].bytes += t->tensor.nbytes;
+            out->split[r].source_bytes += source_bytes(t);
+        }
     }
 }
 
@@ -116,6 +145,7 @@ bl_status bl_outline_make(const bl_config *c, const bl_plan *plan, bl_arena *are
     describe_ranks(c, plan->layout, out);
     add_files(plan, out);
     add_classes(plan, out);
+    add_split(plan, out);
     add_crossings(c, plan, out);
     return BL_OK;
 }

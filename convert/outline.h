@@ -20,6 +20,13 @@ typedef struct bl_outline_class {
     uint64_t bytes;
 } bl_outline_class;
 
+/* Tensors that one remedy for cuts inside scale blocks makes other than the release has them. */
+typedef struct bl_outline_split {
+    const char *what; /* "padded to whole blocks" ... */
+    size_t tensors;   /* on all ranks; a weight and its scale are two */
+    uint64_t bytes, source_bytes; /* as they come out, and what of the source is in them */
+} bl_outline_split;
+
 /* Something that a layer makes and layers of a later stage use. */
 typedef struct bl_crossing {
     const char *what; /* "compressed latents" ... */
@@ -30,6 +37,7 @@ typedef struct bl_crossing {
 typedef struct bl_outline {
     bl_outline_rank *ranks; /* [layout ranks] */
     bl_outline_class classes[BL_CUT_TABLE + 1]; /* by bl_cut; tensors 0: there are none */
+    bl_outline_split split[BL_REMEDY_BF16 + 1]; /* by bl_remedy; tensors 0: there are none */
     bl_crossing *crossings; /* [crossing_count] */
     size_t crossing_count;
 } bl_outline;

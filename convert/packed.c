@@ -31,6 +31,10 @@ static bl_status value_record(bl_job *j, const bl_plan_tensor *t, bl_manifest_te
     m->value_class = bl_weight_class(w);
     m->value_shape = w->slot->shape;
     m->value_ndim = w->slot->ndim;
+    if (t->fine_rows || t->fine_cols) {
+        m->value_unit[0] = BL_VALUE_TILE >> t->fine_rows;
+        m->value_unit[1] = BL_VALUE_TILE >> t->fine_cols;
+    }
     m->values = values;
     m->value_count = t->member_count;
     return BL_OK;

@@ -53,11 +53,16 @@ static bl_status plan_bf16(bl_planner *p, bl_plan_source s, const bl_share *whol
 static bl_status plan_packed(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err)
 {
     bool expert = s.w->slot->expert >= 0, stacked = s.w->tensor->ndim > s.w->slot->ndim;
-    bool cut = share->rows != share->all_rows || share->part.cols != bl_slot_rect(s.w->slot).cols;
+    bool cut = share->rows != share->all_rows || share->cols != share->all_cols;
     bool link = bl_plan_links(p, s.w, share);
-    bl_action a = link ? BL_ACT_LINK : expert && !stacked ? BL_ACT_STACK : cut ? BL_ACT_SPLIT : BL_ACT_COPY;
-    act_all(p, s, a, a);
-    return expert ? bl_plan_stacked(p, s, share, err) : bl_plan_single(p, s, share, false, err);
+    bool cast = s.w->form == BL_FORM_FP8 && bl_layout_remedy(p->out->layout, s.w->slot) == BL_REMEDY_BF16;
+    bool first = p->actions[s.w->tensor - p->c->tensors] == BL_ACT_NONE;
+    bl_action a = link ? BL_ACT_LINK : cast ? BL_ACT_CAST : expert && !stacked ? BL_ACT_STACK : cut ? BL_ACT_SPLIT : BL_ACT_COPY;
+    act_all(p, s, a, cast ? BL_ACT_COPY : a);
+    if (cast && first) {
+        BL_TRY(bl_plan_kept_scale(p, s, err));
+    }
+    return expert ? bl_plan_stacked(p, s, share, err) : bl_plan_single(p, s, share, cast, err);
 }
 
 /* The form to encode a weight to; 0 when it comes out as it is: BF16 and F32 of the release, and codes of the right kind. */
@@ -87,8 +92,25 @@ static bl_status plan_released(bl_planner *p, bl_plan_source s, const bl_share *
     return form ? bl_plan_encoded(p, s, whole, form, err) : bl_plan_single(p, s, whole, false, err);
 }
 
+/* What packing did to w, to be undone. */
+static bl_remedy remedy_of(const bl_planner *p, const bl_weight *w)
+{
+    char name[192];
+    bl_remedy r = p->c->manifest ? bl_layout_remedy(&p->c->manifest->layout, w->slot) : BL_REMEDY_NONE;
+    bool expanded = r == BL_REMEDY_EXPAND && w->form == BL_FORM_FP8 && (int)w->block_rows != p->c->config.fp8_block_rows;
+    bool decoded = r == BL_REMEDY_BF16 && w->form == BL_FORM_BF16 && p->o->kept &&
+                   bl_scale_name(name, sizeof name, w->slot->name) && bl_checkpoint_find(p->o->kept, name);
+    return expanded || decoded ? r : BL_REMEDY_NONE;
+}
+
 static bl_status plan_merged(bl_planner *p, bl_plan_source s, const bl_share *whole, bl_error *err)
 {
+    bl_remedy remedy = remedy_of(p, s.w);
+    if (remedy) {
+        bl_action back = remedy == BL_REMEDY_EXPAND ? BL_ACT_RECAST : BL_ACT_ENCODE;
+        act_all(p, s, back, back);
+        return bl_plan_encoded(p, s, whole, BL_FORM_FP8, err);
+    }
     bl_action a = s.w->tensor->ndim > s.w->slot->ndim ? BL_ACT_UNSTACK : s.count > 1 ? BL_ACT_JOIN : BL_ACT_COPY;
     act_all(p, s, a, a);
     return bl_plan_single(p, s, whole, false, err);
@@ -199,6 +221,15 @@ static bl_status choose_layers(bl_planner *p, bl_error *err)
     }
     p->out->present = kept == layers ? NULL : both;
     return BL_OK;
+}
+
+bl_status bl_plan_released_scales(const bl_checkpoint *c, bl_error *err)
+{
+    bl_split split = c->manifest ? c->manifest->layout.split : BL_SPLIT_NONE;
+    return split != BL_SPLIT_EXPAND && split != BL_SPLIT_BF16
+               ? BL_OK
+               : bl_fail(err, BL_E_USAGE, c->path, NULL, -1, "was packed with --split %s, some of its scales are not those of the release: "
+                         "'baleen merge' brings them back, take what it makes", bl_split_name(split));
 }
 
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,

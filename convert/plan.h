@@ -22,6 +22,7 @@ typedef struct bl_plan_options {
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
     bool link;           /* BL_TO_PACKED: source files with Engram tables that a rank has whole become files of the output */
+    const bl_checkpoint *kept; /* BL_TO_MERGED: the scales that packing kept of weights that it decoded; NULL = none */
     const bool *layers;  /* [layers of the config] backbone layers to keep; NULL = all. Everything global is kept */
 } bl_plan_options;
 
@@ -59,17 +60,20 @@ typedef struct bl_plan_tensor {
     size_t member_count; /* 0: zeros, nothing of the source */
     bool scale;   /* made of the members' scales, not their codes */
     bool cast;    /* codes decoded to BF16 */
+    bool expand;  /* the scale of a block of rows is that of each of them: codes are as they are, the scale has their rows */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of values, codes or (scale) what goes with them; 0 = not encoded */
     int encode_rows; /* rows that share a scale then */
-    bool aside;   /* kept beside the checkpoint, not a part of it */
+    bool aside;   /* kept beside the checkpoint or the ranks, not a part of them */
     bool stacked; /* members are experts of one layer, a rank's */
     bool linked;  /* at its place in a source file */
     int rank;     /* BL_TO_PACKED: in whose folder it is */
     uint64_t rows; /* rows of each member as it comes out: padding, if any, follows its part */
+    uint64_t pad_cols; /* columns of padding behind those of its part */
+    uint8_t fine_rows, fine_cols; /* of its value digests: bl_weight */
     const uint64_t *start, *global_shape; /* [ndim] as the rank manifest has them */
 } bl_plan_tensor;
 
-/* The file that BL_TO_BF16 keeps the scales in when asked to: a safetensors file of the E8M0 tensors under their released names. It
+/* The file that BL_TO_BF16 keeps the scales in when asked to, and BL_TO_PACKED those of weights that it decodes: a safetensors file of the E8M0 tensors under their released names. It
  * is not called .safetensors, because many readers of a checkpoint folder take every file of that name, whatever the index says,
  * and would meet tensors they do not know. */
 #define BL_SCALES_NAME "scales.source.st"
@@ -108,7 +112,10 @@ typedef struct bl_plan {
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err);
 
-/* Member i of t as the source has it. */
+/* Refuse (BL_E_USAGE) a model packed with a split that gave weights other scales than they had, or none. */
+bl_status bl_plan_released_scales(const bl_checkpoint *c, bl_error *err);
+
+/* Member i of t as the source has it, with the padding and the digest's tiles of what comes out. */
 bl_view bl_plan_view(const bl_plan_tensor *t, size_t i);
 /* The same in the form that comes out: only its w has a meaning. */
 bl_view bl_plan_made(const bl_plan_tensor *t, size_t i);
@@ -119,7 +126,7 @@ uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i);
 /* At which multiples of bytes a member may be cut so that no value-digest unit and no row is split. */
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i);
 
-/* Does rank's manifest name t: is it in the rank's folder, or shared with it? */
+/* Does rank's manifest name t: is it in the rank's folder, or shared with it? Not what is kept aside. */
 bool bl_plan_names(const bl_plan *p, const bl_plan_tensor *t, int rank);
 
 #endif

@@ -27,9 +27,13 @@ typedef struct bl_plan_source {
 bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share, bool cast, bl_error *err);
 /* Add the codes that a weight's values are encoded to, and their scale behind them. */
 bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share, bl_form form, bl_error *err);
+/* Add the scale of a weight, all of it, to those kept aside. */
+bl_status bl_plan_kept_scale(bl_planner *p, bl_plan_source s, bl_error *err);
 /* As bl_plan_single, for an expert in a stacked tensor. A rank's experts come in model order. */
 bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, const bl_share *share, bl_error *err);
 
+/* Do the rows of w get scales of their own, because the layout cuts its blocks? */
+bool bl_plan_expands(const bl_planner *p, const bl_weight *w);
 /* Is a rank's share of w left in the source's file? */
 bool bl_plan_links(const bl_planner *p, const bl_weight *w, const bl_share *share);
 

@@ -74,6 +74,9 @@ static const bl_tensor *origin(const bl_plan_tensor *t)
 static uint32_t packed_key(const bl_planner *p, const bl_plan_tensor *t)
 {
     const bl_weight *w = t->members[0].pieces;
+    if (t->aside) {
+        return UINT32_MAX; /* behind all ranks */
+    }
     uint32_t layers = (uint32_t)(p->c->config.num_hidden_layers + p->c->config.num_nextn_predict_layers);
     uint32_t first = (uint32_t)t->rank * (2 * layers + 1 + (uint32_t)p->c->file_count);
     if (t->linked) {
@@ -164,6 +167,9 @@ static bl_status lay_out(bl_planner *p, bl_plan_file *f, bl_plan_tensor *tensors
     }
     uint32_t align = tensors[0].members[0].pieces->form == BL_FORM_TABLE && p->o->target == BL_TO_PACKED ? ENGRAM_ALIGN : PACKED_ALIGN;
     bool encodes = p->o->target == BL_TO_RELEASED;
+    for (size_t i = 0; i < f->count; i++) {
+        encodes |= tensors[i].encode != 0;
+    }
     for (size_t i = 0; encodes && i < f->count; i++) {
         tensors[i].tensor.offset = i;
     }

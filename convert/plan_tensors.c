@@ -33,6 +33,12 @@ static void add_member(bl_planner *p, bl_plan_tensor *t, bl_plan_source s, bl_re
     bl_plan_member *members = (bl_plan_member *)(uintptr_t)t->members; /* likewise */
     members[t->member_count++] =
         (bl_plan_member){.pieces = s.w, .piece_count = s.count, .part = part, .sum = p->out->sum_count++};
+    if (p->o->target == BL_TO_PACKED) {
+        bl_layout_fine(p->out->layout, s.w->slot, &t->fine_rows, &t->fine_cols);
+    } else { /* not recorded, but held against what the source records */
+        t->fine_rows = s.w->fine_rows;
+        t->fine_cols = s.w->fine_cols;
+    }
 }
 
 /* A weight of as many rows as the share has with padding: for its geometry. */
@@ -41,6 +47,15 @@ static bl_weight padded(const bl_weight *w, bl_rect part, uint64_t rows)
     bl_weight all = *w;
     all.part = part;
     all.part.rows = w->slot->ndim == 1 ? 1 : rows;
+    return all;
+}
+
+/* Those rows and columns of it, for the geometry of their scales. */
+static bl_weight region(const bl_weight *w, uint64_t start, uint64_t rows, uint64_t start_col, uint64_t cols)
+{
+    bl_weight all = *w;
+    all.part = (bl_rect){start, rows, start_col, cols};
+    all.pad_cols = 0;
     return all;
 }
 
@@ -56,17 +71,19 @@ static void dimension(bl_plan_tensor *t, uint32_t i, uint64_t length, uint64_t s
 static void set_shapes(bl_plan_tensor *t, uint32_t first, const bl_weight *w, const bl_share *share)
 {
     const bl_slot *slot = w->slot;
-    bl_weight whole = padded(w, bl_slot_rect(slot), share->all_rows), part = padded(w, share->part, share->rows);
+    bl_weight whole = region(w, 0, share->all_rows, 0, share->all_cols);
+    bl_weight part = region(w, share->start, share->rows, share->start_col, share->cols);
     uint64_t block = t->scale ? w->block_rows : 1, pack = t->scale ? w->block_cols : w->form == BL_FORM_FP4 ? 2 : 1;
     t->rows = share->rows;
+    t->pad_cols = slot->ndim == 1 ? 0 : share->cols - share->part.cols;
     if (slot->ndim == 1) {
         dimension(t, first, share->part.cols, share->part.col, slot->shape[0]);
         return;
     }
     dimension(t, first, t->scale ? bl_weight_scale_rows(&part) : share->rows, share->start / block,
               t->scale ? bl_weight_scale_rows(&whole) : share->all_rows);
-    dimension(t, first + 1, t->scale ? bl_weight_scale_cols(&part) : share->part.cols / pack, share->part.col / pack,
-              t->scale ? bl_weight_scale_cols(&whole) : slot->shape[1] / pack);
+    dimension(t, first + 1, t->scale ? bl_weight_scale_cols(&part) : share->cols / pack, share->start_col / pack,
+              t->scale ? bl_weight_scale_cols(&whole) : share->all_cols / pack);
 }
 
 bool bl_plan_links(const bl_planner *p, const bl_weight *w, const bl_share *share)
@@ -86,6 +103,7 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share,
     t->cast = cast;
     t->rank = share->owner;
     t->linked = bl_plan_links(p, s.w, share);
+    t->expand = bl_plan_expands(p, s.w);
     add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
     set_shapes(t, 0, &made.w, share);
@@ -104,9 +122,32 @@ bl_status bl_plan_single(bl_planner *p, bl_plan_source s, const bl_share *share,
     t->scale = true;
     t->aside = cast;
     t->linked = bl_plan_links(p, s.w, share);
+    t->expand = bl_plan_expands(p, s.w);
     t->rank = share->owner;
-    set_shapes(t, 0, s.w, share);
+    set_shapes(t, 0, cast ? s.w : &made.w, share);
     return BL_OK;
+}
+
+bl_status bl_plan_kept_scale(bl_planner *p, bl_plan_source s, bl_error *err)
+{
+    char name[192];
+    bl_share whole;
+    bl_share_of(&p->c->config, &bl_layout_single, true, s.w->slot, 0, &whole);
+    bl_scale_name(name, sizeof name, s.w->slot->name);
+    bl_plan_tensor *t = add(p, name, s.w->scale->dtype, s.w->slot->ndim, NULL, 1);
+    if (!t) {
+        return bl_plan_nomem(p, err);
+    }
+    t->scale = t->aside = true;
+    add_member(p, t, s, whole.part);
+    set_shapes(t, 0, s.w, &whole);
+    return BL_OK;
+}
+
+bool bl_plan_expands(const bl_planner *p, const bl_weight *w)
+{
+    return p->o->target == BL_TO_PACKED && w->form == BL_FORM_FP8 && w->block_rows > 1 &&
+           bl_layout_remedy(p->out->layout, w->slot) == BL_REMEDY_EXPAND;
 }
 
 bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share, bl_form form, bl_error *err)
@@ -117,8 +158,9 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
     if (!t) {
         return bl_plan_nomem(p, err);
     }
+    int rows = p->o->target == BL_TO_MERGED ? p->c->config.fp8_block_rows : p->o->fp8_block_rows;
     t->encode = form;
-    t->encode_rows = form == BL_FORM_FP8 ? p->o->fp8_block_rows : 1;
+    t->encode_rows = form == BL_FORM_FP8 ? rows : 1;
     t->rank = share->owner;
     add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
@@ -129,7 +171,7 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
         return bl_plan_nomem(p, err);
     }
     t->encode = form;
-    t->encode_rows = form == BL_FORM_FP8 ? p->o->fp8_block_rows : 1;
+    t->encode_rows = form == BL_FORM_FP8 ? rows : 1;
     t->scale = true;
     t->rank = share->owner;
     set_shapes(t, 0, &made.w, share);
@@ -178,7 +220,11 @@ bl_status bl_plan_stacked(bl_planner *p, bl_plan_source s, const bl_share *share
 bl_view bl_plan_view(const bl_plan_tensor *t, size_t i)
 {
     const bl_plan_member *m = &t->members[i];
-    return bl_view_cut(m->pieces, m->piece_count, m->part);
+    bl_view v = bl_view_cut(m->pieces, m->piece_count, m->part);
+    v.w.pad_cols = t->pad_cols;
+    v.w.fine_rows = t->fine_rows;
+    v.w.fine_cols = t->fine_cols;
+    return v;
 }
 
 bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
@@ -188,13 +234,14 @@ bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
         bl_weight_reform(&v.w, t->cast ? BL_FORM_BF16 : t->encode);
         v.w.block_rows = t->encode ? (uint32_t)t->encode_rows : v.w.block_rows;
     }
+    v.w.block_rows = t->expand ? 1 : v.w.block_rows;
     return v;
 }
 
 uint64_t bl_plan_row_bytes(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_made(t, i);
-    return bl_weight_stored(&v.w, t->scale).cols;
+    return bl_weight_stored(&v.w, t->scale).pitch;
 }
 
 uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
@@ -213,6 +260,9 @@ uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i)
 bool bl_plan_names(const bl_plan *p, const bl_plan_tensor *t, int rank)
 {
     const bl_weight *w = t->members[0].pieces;
+    if (t->aside) {
+        return false;
+    }
     int stage = p->layout->ranks / p->layout->pp;
     return t->rank == rank || (p->layout->engram_shared && w->form == BL_FORM_TABLE && t->rank / stage == rank / stage);
 }

@@ -112,20 +112,20 @@ static bl_status cast_segment(bl_producer *p, const bl_plan_tensor *pt, size_t m
                      : BL_OK;
 }
 
-/* Bytes of a segment that the source has; what follows is padding. */
+/* Bytes of a segment's rows that the source has; rows that follow are padding, and so may be the ends of these. */
 static uint64_t held_bytes(const bl_view *v, bool scale, const bl_segment *g)
 {
     bl_stored part = bl_weight_stored(&v->w, scale);
-    uint64_t held = part.rows * part.cols, n = held > g->offset ? held - g->offset : 0;
+    uint64_t held = part.cols ? part.rows * part.pitch : 0, n = held > g->offset ? held - g->offset : 0;
     return n < g->nbytes ? n : g->nbytes;
 }
 
 static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size_t sum, const bl_segment *g, const bl_tile *t,
                               uint8_t *dst, bl_error *err)
 {
-    uint64_t n = held_bytes(v, scale, g);
+    uint64_t n = held_bytes(v, scale, g), whole = v->w.pad_cols ? 0 : n;
     uint8_t *scratch = after_source(t, g->nbytes);
-    memset(dst + n, scale ? PADDING_SCALE : 0, g->nbytes - n);
+    memset(dst + whole, scale ? PADDING_SCALE : 0, g->nbytes - whole);
     if (n == 0) {
         return BL_OK;
     }
@@ -135,6 +135,23 @@ static bl_status copy_segment(bl_producer *p, const bl_view *v, bool scale, size
         BL_TRY(check(p, v, scale, g->offset, dst, n, err));
     }
     return p->digest ? bl_values_add(&p->values, v, scale, g->offset, n, dst, scratch, &p->sums[sum], err) : BL_OK;
+}
+
+/* Rows of a scale, each that of the block which it lies in. */
+static bl_status expand_segment(bl_producer *p, const bl_plan_tensor *pt, const bl_segment *g, const bl_tile *t, uint8_t *dst,
+                                bl_error *err)
+{
+    bl_view v = bl_plan_view(pt, 0);
+    uint64_t row_bytes = bl_weight_scale_row_bytes(&v.w), block = v.w.block_rows, inside = v.w.part.row % block;
+    uint64_t row = g->offset / row_bytes, rows = g->nbytes / row_bytes;
+    uint64_t first = (inside + row) / block, count = bl_pieces(inside + row + rows, block) - first;
+    const uint8_t *data;
+    BL_TRY(bl_values_read(&p->values, &v, true, first * row_bytes, count * row_bytes, t->scratch, after_source(t, g->nbytes), &data, err));
+    BL_TRY(check(p, &v, true, first * row_bytes, data, count * row_bytes, err));
+    for (uint64_t i = 0; i < rows; i++) {
+        memcpy(dst + i * row_bytes, data + ((inside + row + i) / block - first) * row_bytes, row_bytes);
+    }
+    return BL_OK;
 }
 
 static bl_status encode_segment(bl_producer *p, const bl_plan_tensor *pt, const bl_segment *g, const bl_tile *t, uint8_t *dst,
@@ -186,8 +203,8 @@ bl_status bl_produce_digest(bl_producer *p, const bl_tile *t, bl_error *err)
         const bl_segment *g = &t->segments[i];
         const bl_piece *piece = piece_of(p, t, g);
         const bl_plan_tensor *pt = piece->tensor && piece->tensor->member_count ? piece->tensor : NULL;
-        bl_view v = pt ? bl_plan_made(pt, piece->member) : (bl_view){0};
-        uint64_t n = pt && !pt->encode ? held_bytes(&v, pt->scale, g) : 0;
+        bl_view v = !pt ? (bl_view){0} : pt->cast ? bl_plan_made(pt, piece->member) : bl_plan_view(pt, piece->member);
+        uint64_t n = pt && !pt->encode && !(pt->expand && pt->scale) ? held_bytes(&v, pt->scale, g) : 0;
         if (n) {
             BL_TRY(bl_values_add(&p->values, &v, pt->scale, g->offset, n, data, after_source(t, g->nbytes),
                                  &p->sums[pt->members[piece->member].sum], err));
@@ -214,7 +231,8 @@ bl_status bl_produce(bl_producer *p, const bl_tile *t, bl_error *err)
         } else if (!is_late(piece)) {
             const bl_plan_tensor *pt = piece->tensor;
             bl_view v = bl_plan_view(pt, piece->member);
-            BL_TRY(pt->cast ? cast_segment(p, pt, piece->member, g, t, dst, err)
+            BL_TRY(pt->expand && pt->scale ? expand_segment(p, pt, g, t, dst, err)
+                   : pt->cast ? cast_segment(p, pt, piece->member, g, t, dst, err)
                             : copy_segment(p, &v, pt->scale, pt->members[piece->member].sum, g, t, dst, err));
         }
         dst += g->nbytes;

@@ -57,6 +57,7 @@ static void identify_plan(const bl_job *j, bl_sha256 *h)
     add_number(h, o->link);
     add_number(h, p->layout->engram_shared);
     add_number(h, p->layout->vocab_rows);
+    add_number(h, p->layout->split);
     add_number(h, o->no_hints);
     add_number(h, o->fp4_ties);
     add_number(h, o->canonical_zero);

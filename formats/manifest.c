@@ -15,6 +15,12 @@ const char *bl_value_class_name(bl_value_class c)
     return names[(unsigned)c < sizeof names / sizeof *names ? c : 0];
 }
 
+const char *bl_split_name(bl_split s)
+{
+    static const char *const names[] = {"none", "pad", "expand1x32", "bf16"};
+    return names[(unsigned)s < sizeof names / sizeof *names ? s : 0];
+}
+
 char *bl_rank_folder(char *buf, int rank)
 {
     snprintf(buf, 16, "rank-%04d", rank);
@@ -64,14 +70,24 @@ static bl_status read_stages(const bl_mreader *r, bl_json at, bl_json v, bl_layo
     return BL_OK;
 }
 
+static bl_status read_split(const bl_mreader *r, bl_json v, bl_layout *l)
+{
+    for (int s = BL_SPLIT_PAD; s < BL_SPLITS; s++) {
+        if (bl_json_equals(v, bl_split_name((bl_split)s))) {
+            l->split = (bl_split)s;
+        }
+    }
+    return l->split || v.kind == BL_JSON_NONE ? BL_OK : bl_mread_bad(r, v, "'split' is not \"pad\", \"expand1x32\" or \"bf16\"");
+}
+
 static bl_status read_layout(const bl_mreader *r, bl_json v, bl_manifest *m)
 {
     bl_layout *l = &m->layout;
-    bl_json tp = {0}, ep = {0}, pp = {0}, ranks = {0}, layers = {0}, vocab = {0}, shared = {0};
+    bl_json tp = {0}, ep = {0}, pp = {0}, ranks = {0}, layers = {0}, vocab = {0}, split = {0}, shared = {0};
     const bl_mread_slot slots[] = {{"tp", &tp, false},         {"ep", &ep, false},
                                    {"pp", &pp, false},         {"ranks", &ranks, false},
                                    {"layers", &layers, true},  {"vocab_rows", &vocab, true},
-                                   {"engram_shared", &shared, true}};
+                                   {"split", &split, true},   {"engram_shared", &shared, true}};
     BL_TRY(BL_MREAD_TAKE(r, v, "'layout'", slots));
     BL_TRY(bl_mread_to_int(r, tp, "'tp'", 1, BL_MAX_RANKS, &l->tp));
     BL_TRY(bl_mread_to_int(r, ep, "'ep'", 1, BL_MAX_RANKS, &l->ep));
@@ -85,6 +101,7 @@ static bl_status read_layout(const bl_mreader *r, bl_json v, bl_manifest *m)
     if (vocab.kind != BL_JSON_NONE) {
         BL_TRY(bl_mread_to_u64(r, vocab, "'vocab_rows'", INT32_MAX, &l->vocab_rows));
     }
+    BL_TRY(read_split(r, split, l));
     if (shared.kind != BL_JSON_NONE && !bl_json_bool(shared, &l->engram_shared)) {
         return bl_mread_bad(r, shared, "'engram_shared' is not true or false");
     }

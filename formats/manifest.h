@@ -11,6 +11,7 @@
  *   "layout"        {"tp": T, "ep": E, "pp": P, "ranks": P * max(T, E)}, and where they apply
  *                     "layers": [backbone layers of each stage]         needed when P > 1
  *                     "vocab_rows": rows of embedding and head together, when padded beyond the vocabulary
+ *                     "split": "pad", "expand1x32" or "bf16"            what was done to weights whose cut falls inside a scale block
  *                     "engram_shared": true                             the first rank of a stage has whole Engram tables, the
  *                                                                       others name them; absent: every rank has some rows
  *   "dropped"       tensor classes left out on purpose, among "dspark", "vision"
@@ -34,12 +35,13 @@
  *     "global_shape"             [ndim] shape of the global tensor, rows of padding at its end included (equal to shape when the
  *                                rank holds it all); "value" has the shape without padding
  *     "chunks"                   hex of XXH3-128 (canonical byte order) of each chunk_bytes of its bytes, the last partial
- *     "value"                    null (scales: covered by their weight's), or {"class", "shape", "digests"}: see below
+ *     "value"                    null (scales: covered by their weight's), or {"class", "shape", "digests"} and, where a cut falls inside
+ *                                a 32x32 tile, "unit": see below
  *
  * Value record: class "matrix" (32x32 tiles of canonical BF16), "rows" (Engram rows), "elements" (of a vector that ranks cut) or
  * "bytes" (4 KiB units): verify/digest.h. shape is the
  * global shape of the decoded tensor ([out, in] elements also when the bytes are packed fp4), so that a cast and its source
- * have equal records. The digests that ranks record for their parts of a tensor add up, modulo 2^128, to that of the whole. digests has one entry, or, for stacked experts, one for each expert held here, in order (shape is then
+ * have equal records. unit: [rows, columns] of the tiles of a matrix, powers of two; absent: [32, 32]. The digests that ranks record for their parts of a tensor add up, modulo 2^128, to that of the whole. digests has one entry, or, for stacked experts, one for each expert held here, in order (shape is then
  * that of one expert): an expert's record equals that of the unstacked tensor. */
 #ifndef BL_FORMATS_MANIFEST_H
 #define BL_FORMATS_MANIFEST_H
@@ -70,11 +72,24 @@ typedef struct bl_manifest_engram {
     size_t multiplier_count;
 } bl_manifest_engram;
 
+/* What becomes of a weight whose cut falls inside a scale block. */
+typedef enum bl_split {
+    BL_SPLIT_NONE = 0, /* refused */
+    BL_SPLIT_PAD,      /* padded, so that every rank has whole blocks */
+    BL_SPLIT_EXPAND,   /* cut as it is: where rows are cut every row gets scales of its own, where columns are it becomes BF16 */
+    BL_SPLIT_BF16,     /* cut as it is, decoded to BF16 */
+    BL_SPLITS
+} bl_split;
+
+/* "pad", "expand1x32", "bf16"; "none". */
+const char *bl_split_name(bl_split s);
+
 /* How a model is spread over ranks: rank = stage * max(tp, ep) + r. Which part of each tensor that gives a rank: verify/share.h. */
 typedef struct bl_layout {
     int tp, ep, pp, ranks;
     const int *stage_layers; /* [pp] backbone layers of each stage; NULL when pp is 1 */
     uint64_t vocab_rows;     /* of embedding and head over all ranks, when padded; 0 = the vocabulary */
+    bl_split split;          /* NONE when no cut falls inside a block */
     bool engram_shared;
 } bl_layout;
 
@@ -113,6 +128,7 @@ typedef struct bl_manifest_tensor {
     bl_value_class value_class;
     const uint64_t *value_shape; /* [value_ndim] */
     uint32_t value_ndim;
+    uint32_t value_unit[2]; /* rows and columns of a matrix's tiles, powers of two up to 32; 0, 0 means 32, 32 */
     const bl_digest *values; /* [value_count] */
     size_t value_count;
 } bl_manifest_tensor;

@@ -6,11 +6,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* "unit": two powers of two up to 32, not both 32. */
+static bl_status read_unit(const bl_mreader *r, bl_json v, bl_manifest_tensor *t)
+{
+    const uint64_t *unit;
+    size_t n = 0;
+    if (v.kind == BL_JSON_NONE) {
+        return BL_OK;
+    }
+    BL_TRY(bl_mread_to_list(r, v, "'unit'", BL_MAX_DIMS, &unit, &n));
+    bool ok = n == 2 && t->value_class == BL_VALUE_MATRIX && !(unit[0] == 32 && unit[1] == 32);
+    for (size_t i = 0; ok && i < 2; i++) {
+        ok = unit[i] >= 1 && unit[i] <= 32 && (unit[i] & (unit[i] - 1)) == 0;
+        t->value_unit[i] = (uint32_t)unit[i];
+    }
+    return ok ? BL_OK : bl_mread_bad(r, v, "'unit' is not a part of a matrix's tile of 32x32: two powers of two");
+}
+
 static bl_status read_value(const bl_mreader *r, bl_json v, bl_manifest_tensor *t)
 {
-    bl_json kind = {0}, shape = {0}, digests = {0};
+    bl_json kind = {0}, shape = {0}, digests = {0}, unit = {0};
     const bl_mread_slot slots[] = {
-        {"class", &kind, false}, {"shape", &shape, false}, {"digests", &digests, false}};
+        {"class", &kind, false}, {"shape", &shape, false}, {"digests", &digests, false}, {"unit", &unit, true}};
     size_t ndim;
     if (v.kind == BL_JSON_NULL) {
         return BL_OK;
@@ -27,6 +44,7 @@ static bl_status read_value(const bl_mreader *r, bl_json v, bl_manifest_tensor *
     BL_TRY(bl_mread_to_list(r, shape, "'shape'", BL_MAX_DIMS, &t->value_shape, &ndim));
     t->value_ndim = (uint32_t)ndim;
     BL_TRY(bl_mread_to_digests(r, digests, "'digests'", &t->values, &t->value_count));
+    BL_TRY(read_unit(r, unit, t));
     bool stacked = t->tensor.ndim == 3 && t->value_ndim == 2;
     if (t->value_count != (stacked ? t->tensor.shape[0] : 1)) {
         return bl_mread_bad(r, digests, "'digests' has the wrong number of entries");

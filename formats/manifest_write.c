@@ -105,6 +105,9 @@ static json_t *layout(writer *w, const bl_manifest *m)
     if (k->vocab_rows) {
         set(w, l, "vocab_rows", integer(k->vocab_rows));
     }
+    if (k->split) {
+        set(w, l, "split", json_string(bl_split_name(k->split)));
+    }
     if (k->engram_shared) {
         set(w, l, "engram_shared", json_true());
     }
@@ -158,6 +161,9 @@ static json_t *tensor(writer *w, const bl_manifest_tensor *t)
         set(w, value, "class", json_string(bl_value_class_name(t->value_class)));
         set(w, value, "shape", list(w, t->value_shape, t->value_ndim));
         set(w, value, "digests", digests(w, t->values, t->value_count));
+        if (t->value_unit[0]) {
+            set(w, value, "unit", json_pack("[i, i]", (int)t->value_unit[0], (int)t->value_unit[1]));
+        }
     }
     set(w, o, "value", value);
     return o;

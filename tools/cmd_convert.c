@@ -25,6 +25,10 @@ static const char details[] =
     "               --tp, --ep and --pp spread it over ranks: pp stages of max(tp, ep) ranks, a folder for each. Every rank\n"
     "               holds its part of the heads, output groups, shared experts, vocabulary and Engram rows, its experts\n"
     "               whole, and all else; 'baleen merge' puts them together again, byte for byte.\n"
+    "               A cut inside a 32x32 scale block is refused unless --split says what to do. pad: the inner width of shared\n"
+    "               experts is padded to tp times whole blocks, the last ranks hold zeros. expand1x32: parts stay equal, rows cut\n"
+    "               so keep their codes and get a scale each, columns cut so become BF16. bf16: all weights cut so become BF16.\n"
+    "               Scales of what becomes BF16 are kept in DST/scales.source.st, merge puts them back.\n"
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
@@ -73,7 +77,7 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
                           (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files,
                           "file_bytes", (json_int_t)r->file_bytes, "ranks", r->ranks, "sha256", !o->no_sha256, "kept_files",
                           (json_int_t)r->kept_files, "kept_bytes", (json_int_t)r->kept_bytes, "seconds", r->seconds);
-    if (o->target == BL_TO_BF16) {
+    if (o->target != BL_TO_RELEASED) {
         json_object_set_new(j, "scales_saved", json_integer((json_int_t)r->scales_saved));
     }
     if (o->target == BL_TO_RELEASED) {
@@ -187,6 +191,7 @@ int cmd_convert(int argc, char **argv)
         {"pp", CLI_INT, &a.pp, "N", "packed: deal layers over N stages"},
         {"pp-layers", CLI_STRING, &a.stages, "LIST", "packed: layers of each stage, for example 20,20 (default: even)"},
         {"pad-vocab", CLI_INT, &a.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},
+        {"split", CLI_STRING, &a.split, "HOW", "packed: what to do where --tp cuts inside scale blocks: pad, expand1x32 or bf16 (default: refuse)"},
         {"engram", CLI_STRING, &a.engram, "HOW", "packed: split (default: each rank some rows) or shared (one copy a stage)"},
         {"link", CLI_FLAG, &o.link, NULL, "packed: hard-link the source's files with Engram tables where a rank has them whole"},
         {"layers", CLI_STRING, &a.layers, "LIST", "keep these backbone layers only, for example 0-3,7"},

@@ -5,7 +5,8 @@
 
 static const char details[] =
     "Every tensor comes back under its released name, byte for byte: parts are put together, experts unstacked, padding of the\n"
-    "vocabulary and of Engram tables left out. config.json is that of the packed model, which is that of its source unless\n"
+    "vocabulary, of Engram tables and of shared experts left out, weights that --split gave other scales or decoded encoded as they\n"
+    "were, under the scales kept in SRC/scales.source.st. config.json is that of the packed model, which is that of its source unless\n"
     "something was dropped. What several ranks hold is read from the first and held\n"
     "against its value digest; 'baleen verify SRC' proves that the others agree.\n"
     "All ranks must be there. DST appears complete or not at all; it must not exist or be an empty folder.\n";

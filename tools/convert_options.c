@@ -152,11 +152,11 @@ static int read_sizes(const cli_command *c, const convert_arguments *a, bl_conve
 /* How a packed model is spread over ranks. */
 static int read_layout(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
-    bool any = o->link || a->tp || a->ep || a->pp || a->pad_vocab || a->stages || a->engram;
+    bool any = o->link || a->tp || a->ep || a->pp || a->pad_vocab || a->stages || a->engram || a->split;
     int *stages = NULL;
     size_t count = 0;
     if (any && o->target != BL_TO_PACKED) {
-        return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab, --engram and --link go with --to packed");
+        return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab, --split, --engram and --link go with --to packed");
     }
     if (a->tp < 0 || a->ep < 0 || a->pp < 0 || a->tp > BL_MAX_RANKS || a->ep > BL_MAX_RANKS || a->pp > BL_MAX_RANKS) {
         return cli_usage_error(c, "--tp, --ep and --pp take 1 to %d", BL_MAX_RANKS);
@@ -183,6 +183,16 @@ static int read_layout(const cli_command *c, const convert_arguments *a, bl_conv
     return -1;
 }
 
+static int read_split(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
+{
+    for (int s = BL_SPLIT_PAD; a->split && s < BL_SPLITS; s++) {
+        if (!strcmp(a->split, bl_split_name((bl_split)s))) {
+            o->layout.split = (bl_split)s;
+        }
+    }
+    return !a->split || o->layout.split ? -1 : cli_usage_error(c, "--split takes pad, expand1x32 or bf16, not '%.40s'", a->split);
+}
+
 static int read_layers(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
     int *layers = NULL;
@@ -194,8 +204,8 @@ static int read_layers(const cli_command *c, const convert_arguments *a, bl_conv
 int convert_options_read(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
     int rc = cli_cpu(c, a->cpu, &o->cpu);
-    int (*const steps[])(const cli_command *c, const convert_arguments *a, bl_convert_options *o) = {read_target, read_encoding, read_sizes,
-                                                                                                     read_layout, read_layers};
+    int (*const steps[])(const cli_command *c, const convert_arguments *a, bl_convert_options *o) = {
+        read_target, read_encoding, read_sizes, read_layout, read_split, read_layers};
     rc = rc ? rc : -1;
     for (size_t i = 0; rc < 0 && i < sizeof steps / sizeof *steps; i++) {
         rc = steps[i](c, a, o);

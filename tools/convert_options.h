@@ -7,7 +7,7 @@
 
 /* Zero is "not given". */
 typedef struct convert_arguments {
-    const char *to, *keep, *drop, *layers, *cpu, *ties, *experts, *block, *stages, *engram;
+    const char *to, *keep, *drop, *layers, *cpu, *ties, *experts, *block, *stages, *engram, *split;
     int64_t tp, ep, pp, pad_vocab, jobs;
 } convert_arguments;
 

@@ -46,6 +46,17 @@ static void print_crossings(const bl_config *c, const bl_plan *plan, const bl_ou
     }
 }
 
+static void print_split(const bl_plan *plan, const bl_outline *o)
+{
+    for (int i = BL_REMEDY_PAD; plan->layout->split && i <= BL_REMEDY_BF16; i++) {
+        const bl_outline_split *k = &o->split[i];
+        if (k->tensors) {
+            printf("  cut inside scale blocks (--split %s): %zu tensors %s, %.6f GB of %.6f GB\n", bl_split_name(plan->layout->split),
+                   k->tensors, k->what, (double)k->bytes * 1e-9, (double)k->source_bytes * 1e-9);
+        }
+    }
+}
+
 void outline_print(const bl_config *c, const bl_plan *plan, const bl_outline *o)
 {
     const bl_layout *l = plan->layout;
@@ -59,13 +70,14 @@ void outline_print(const bl_config *c, const bl_plan *plan, const bl_outline *o)
             printf("    %-34s %7zu tensors %12.6f GB\n", k->rule, k->tensors, (double)k->bytes * 1e-9);
         }
     }
+    print_split(plan, o);
     print_crossings(c, plan, o);
 }
 
 json_t *outline_json(const bl_plan *plan, const bl_outline *o)
 {
     const bl_layout *l = plan->layout;
-    json_t *ranks = json_array(), *classes = json_array(), *crossings = json_array();
+    json_t *ranks = json_array(), *classes = json_array(), *crossings = json_array(), *split = json_array();
     for (int i = 0; i < l->ranks; i++) {
         const bl_outline_rank *r = &o->ranks[i];
         json_array_append_new(ranks, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "rank", i, "stage", r->stage,
@@ -80,12 +92,19 @@ json_t *outline_json(const bl_plan *plan, const bl_outline *o)
                                                      (json_int_t)k->bytes));
         }
     }
+    for (int i = BL_REMEDY_PAD; i <= BL_REMEDY_BF16; i++) {
+        const bl_outline_split *k = &o->split[i];
+        if (k->tensors) {
+            json_array_append_new(split, json_pack("{s:s, s:I, s:I, s:I}", "what", k->what, "tensors", (json_int_t)k->tensors, "bytes",
+                                                   (json_int_t)k->bytes, "source_bytes", (json_int_t)k->source_bytes));
+        }
+    }
     for (size_t i = 0; i < o->crossing_count; i++) {
         const bl_crossing *x = &o->crossings[i];
         json_array_append_new(crossings, json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i}", "what", x->what, "layer", x->layer, "stage",
                                                    x->stage, "to_stage", x->to_stage, "first_user", x->first_user, "last_user",
                                                    x->last_user, "users", x->users));
     }
-    return json_pack("{s:i, s:i, s:i, s:o, s:o, s:o}", "tp", l->tp, "ep", l->ep, "pp", l->pp, "ranks", ranks, "classes", classes,
-                     "crossings", crossings);
+    return json_pack("{s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o}", "tp", l->tp, "ep", l->ep, "pp", l->pp, "split", bl_split_name(l->split),
+                     "split_tensors", split, "ranks", ranks, "classes", classes, "crossings", crossings);
 }

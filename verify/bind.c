@@ -2,6 +2,7 @@
 
 #include "formats/names.h"
 #include "verify/derive.h"
+#include "verify/records.h"
 #include "verify/share.h"
 #include "verify/view.h"
 
@@ -73,7 +74,7 @@ static const char *dtypes_of(bl_slot_kind kind)
 static uint32_t stored_shapes(const bl_slot *s, const bl_share *share, bl_form form, uint64_t block_rows, uint64_t shape[2],
                               uint64_t grid[2])
 {
-    uint64_t cols = share->part.cols;
+    uint64_t cols = share->cols;
     shape[0] = share->rows;
     shape[1] = form == BL_FORM_FP4 ? cols / 2 : cols;
     grid[0] = bl_pieces(share->rows, block_rows);
@@ -106,35 +107,14 @@ static bl_status check_shape(binder *b, bl_error *err, const bl_tensor *t, uint6
     return problem(b, err, t, t->name, text);
 }
 
-/* Where a rank's tensor begins in the whole one, and the shape of that: [experts, rows, columns] as stored. */
-typedef struct bound {
-    uint64_t start[3], whole[3];
-} bound;
-
-static bound bound_of(const bl_slot *s, const bl_share *share, const bl_weight *w, bool scale)
+/* What a packed model records of w, or of its scale. */
+static bl_status check_records(binder *b, const bl_weight *w, const bl_share *share, bool scale, bool stacked, bool *ok, bl_error *err)
 {
-    bl_form form = w->form;
-    uint64_t block = scale ? w->block_rows : 1, pack = scale ? 32 : form == BL_FORM_FP4 ? 2 : 1;
-    return (bound){.start = {(uint64_t)share->first_expert, share->start / block, share->part.col / pack},
-                   .whole = {(uint64_t)share->all_experts, bl_pieces(share->all_rows, block), bl_pieces(s->shape[1], pack)}};
-}
-
-/* Does a rank's tensor hold the part of the whole that the layout gives the rank? */
-static bl_status check_place(binder *b, const bl_tensor *t, bound want, bool stacked, bool *ok, bl_error *err)
-{
-    const bl_manifest_tensor *m = bl_checkpoint_record(b->c, t);
-    size_t skip = stacked ? 0 : 1, bytes = t->ndim * sizeof(uint64_t);
-    if (!m || (memcmp(m->start, want.start + skip, bytes) == 0 && memcmp(m->global_shape, want.whole + skip, bytes) == 0)) {
+    char text[768];
+    const bl_tensor *t = scale ? w->scale : w->tensor;
+    if (bl_records_agree(b->c, w, share, scale, stacked, text, sizeof text)) {
         return BL_OK;
     }
-    char have_text[160], want_text[160], text[400];
-    bl_shape_text(have_text, sizeof have_text, m->start, t->ndim);
-    bl_shape_text(want_text, sizeof want_text, want.start + skip, t->ndim);
-    size_t at = (size_t)snprintf(text, sizeof text, "begins at %s of ", have_text);
-    bl_shape_text(text + at, sizeof text - at, m->global_shape, t->ndim);
-    at = strlen(text);
-    at += (size_t)snprintf(text + at, sizeof text - at, ", the layout calls for %s of ", want_text);
-    bl_shape_text(text + at, sizeof text - at, want.whole + skip, t->ndim);
     *ok = false;
     return problem(b, err, t, t->name, text);
 }
@@ -175,11 +155,11 @@ static void place(bl_weight *w, const bl_share *share, bool stacked)
 {
     uint64_t parts = stacked ? (uint64_t)share->experts : 1, slice = stacked ? (uint64_t)(w->slot->expert - share->first_expert) : 0;
     bl_stored codes = bl_weight_stored(w, false);
-    w->nbytes = codes.rows * codes.cols;
+    w->nbytes = codes.rows * codes.pitch;
     w->offset = w->tensor->offset + slice * (w->tensor->nbytes / parts);
     if (w->scale) {
         bl_stored grid = bl_weight_stored(w, true);
-        w->scale_nbytes = grid.rows * grid.cols;
+        w->scale_nbytes = grid.rows * grid.pitch;
         w->scale_offset = w->scale->offset + slice * (w->scale->nbytes / parts);
     }
 }
@@ -208,22 +188,28 @@ static bl_status bind_slot(binder *b, const bl_slot *s, const bl_share *share, i
         return problem(b, err, t, t->name, text);
     }
     uint64_t shape[2], grid[2], experts = stacked ? (uint64_t)share->experts : 0;
+    bl_remedy remedy = bl_layout_remedy(b->layout, s);
     if (w.form == BL_FORM_FP8) {
-        w.block_rows = (uint32_t)b->c->config.fp8_block_rows;
+        w.block_rows = remedy == BL_REMEDY_EXPAND ? 1 : (uint32_t)b->c->config.fp8_block_rows;
     }
+    if (w.form == BL_FORM_FP8 && remedy == BL_REMEDY_BF16) {
+        return problem(b, err, t, t->name, "has dtype F8_E4M3, but the layout cuts it inside a scale block: BF16 is needed");
+    }
+    w.pad_cols = share->cols - share->part.cols;
+    bl_layout_fine(b->layout, s, &w.fine_rows, &w.fine_cols);
     uint32_t scale_dims = stored_shapes(s, share, w.form, w.block_rows ? w.block_rows : 1, shape, grid);
     if (w.form == BL_FORM_FP4 && s->shape[1] % 32 != 0) {
         return problem(b, err, t, t->name, "packed fp4 needs an input width that is a multiple of 32");
     }
     BL_TRY(check_shape(b, err, t, experts, shape, s->ndim, NULL, &ok));
     if (ok) {
-        BL_TRY(check_place(b, t, bound_of(s, share, &w, false), stacked, &ok, err));
+        BL_TRY(check_records(b, &w, share, false, stacked, &ok, err));
     }
     if (scale_dims) {
         BL_TRY(bind_scale(b, t->name, rank, experts, grid, &w, &ok, err));
     }
     if (ok && scale_dims) {
-        BL_TRY(check_place(b, w.scale, bound_of(s, share, &w, true), stacked, &ok, err));
+        BL_TRY(check_records(b, &w, share, true, stacked, &ok, err));
     }
     if (!ok) {
         return BL_OK;

@@ -29,6 +29,8 @@ typedef struct bl_weight {
     const bl_slot *slot;
     bl_form form;
     bl_rect part; /* what it holds: all of the slot, or a rank's share */
+    uint64_t pad_cols;             /* columns of padding behind those of the part */
+    uint8_t fine_rows, fine_cols;  /* tiles of its value digest have 32 >> fine_rows rows and 32 >> fine_cols columns */
     const bl_tensor *tensor, *scale; /* scale NULL for F32, BF16 and OTHER */
     uint32_t block_rows, block_cols; /* values that share a scale; 0 without one. block_cols is a multiple of 32 */
     uint64_t offset, nbytes;         /* in the file of tensor */
@@ -69,8 +71,9 @@ bool bl_weight_f32_scaled(const bl_weight *w);
 void bl_weight_reform(bl_weight *w, bl_form form);
 /* Bytes of n elements as stored; n is even for packed codes. */
 uint64_t bl_weight_stored_bytes(const bl_weight *w, uint64_t n);
-/* Bytes of one row as stored: of the weight, and of its scale grid; columns and rows of that grid. */
+/* Bytes of one row of the weight as stored, padding included. */
 uint64_t bl_weight_row_bytes(const bl_weight *w);
+/* Of the blocks that the part lies in, which a view may begin inside of: bytes of a row of their scales; columns; rows. */
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w);
 uint64_t bl_weight_scale_cols(const bl_weight *w);
 uint64_t bl_weight_scale_rows(const bl_weight *w);

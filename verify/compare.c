@@ -1,5 +1,6 @@
 #include "verify/compare.h"
 
+#include "verify/share.h"
 #include "verify/view.h"
 
 #include <stdlib.h>
@@ -31,13 +32,32 @@ static whole *sorted(const bl_binding *b, size_t *count)
     return list;
 }
 
+bool bl_compare_refine(const bl_scan *s, bl_weight *w)
+{
+    uint8_t rows = 0, cols = 0;
+    if (s->beside) {
+        bl_layout_fine(s->beside, w->slot, &rows, &cols);
+    }
+    bool finer = rows > w->fine_rows || cols > w->fine_cols;
+    w->fine_rows = rows > w->fine_rows ? rows : w->fine_rows;
+    w->fine_cols = cols > w->fine_cols ? cols : w->fine_cols;
+    return finer;
+}
+
+/* The value digest of a weight with those tiles. */
+static bl_sum sum_of(const bl_scan *s, size_t weight)
+{
+    bl_weight w = s->binding->weights[weight];
+    return bl_compare_refine(s, &w) ? s->shared[weight] : s->sums[weight];
+}
+
 /* The digest of a whole is the sum of its parts', each counted once. */
 static bl_digest digest_of(const bl_scan *s, const whole *v)
 {
     bl_sum sum = {0};
     for (size_t i = 0; i < v->count; i++) {
         if (!v->w[i].replica) {
-            bl_sum_add(&sum, s->sums[&v->w[i] - s->binding->weights]);
+            bl_sum_add(&sum, sum_of(s, (size_t)(&v->w[i] - s->binding->weights)));
         }
     }
     return bl_sum_digest(sum);

@@ -9,4 +9,7 @@
  * equal weights. */
 size_t bl_compare(bl_finder *f, const bl_scan *a, const bl_scan *b);
 
+/* Give w, a weight of s, the largest tiles that s and the model beside it both have. Are they smaller than its own? */
+bool bl_compare_refine(const bl_scan *s, bl_weight *w);
+
 #endif

@@ -54,25 +54,40 @@ static void narrow_tile(uint16_t *tile, const uint8_t *src, uint64_t stride, uin
     }
 }
 
+bl_tiles bl_tiles_of(uint64_t row, uint64_t col, uint64_t cols, uint64_t height, uint64_t width)
+{
+    uint64_t per_row = bl_pieces(cols, width);
+    return (bl_tiles){.first = row / height * per_row + col / width, .per_row = per_row, .height = height, .width = width};
+}
+
 bl_tiles bl_tiles_at(uint64_t row, uint64_t col, uint64_t cols)
 {
-    uint64_t per_row = (cols + BL_VALUE_TILE - 1) / BL_VALUE_TILE;
-    return (bl_tiles){.first = row / BL_VALUE_TILE * per_row + col / BL_VALUE_TILE, .per_row = per_row};
+    return bl_tiles_of(row, col, cols, BL_VALUE_TILE, BL_VALUE_TILE);
+}
+
+static uint64_t pitch_of(bl_tiles at, uint64_t cols)
+{
+    return at.pitch ? at.pitch : cols;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t rows, uint64_t cols, bl_tiles at)
 {
     _Alignas(64) uint16_t tile[BL_VALUE_TILE * BL_VALUE_TILE];
-    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE) {
-        uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE;
-        uint64_t index = at.first + r / BL_VALUE_TILE * at.per_row;
-        for (uint64_t c = 0; c < cols; c += BL_VALUE_TILE, index++) {
-            const uint8_t *src = (const uint8_t *)values + 2 * (r * cols + c);
-            size_t width = cols - c < BL_VALUE_TILE ? (size_t)(cols - c) : BL_VALUE_TILE;
+    uint64_t pitch = pitch_of(at, cols);
+    for (uint64_t r = 0; r < rows; r += at.height) {
+        uint64_t height = least(rows - r, at.height), index = at.first + r / at.height * at.per_row;
+        for (uint64_t c = 0; c < cols; c += at.width, index++) {
+            const uint8_t *src = (const uint8_t *)values + 2 * (r * pitch + c);
+            size_t width = (size_t)least(cols - c, at.width);
             if (width == BL_VALUE_TILE) {
-                k->bf16_tile(tile, src, (int64_t)(2 * cols), (int64_t)height);
+                k->bf16_tile(tile, src, (int64_t)(2 * pitch), (int64_t)height);
             } else {
-                narrow_tile(tile, src, 2 * cols, height, width);
+                narrow_tile(tile, src, 2 * pitch, height, width);
             }
             add_unit(s, tile, height * width * sizeof *tile, index);
         }
@@ -119,19 +134,19 @@ void bl_value_fp8(const bl_cast_kernels *k, bl_sum *s, const uint8_t *codes, con
                   bl_tiles at)
 {
     _Alignas(64) uint16_t tiles[FP8_TILES * BL_VALUE_TILE * BL_VALUE_TILE];
-    uint64_t blocks = cols / BL_VALUE_TILE, edge = cols % BL_VALUE_TILE;
-    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE, codes += BL_VALUE_TILE * cols, scale += blocks + (edge != 0)) {
+    uint64_t blocks = cols / BL_VALUE_TILE, edge = cols % BL_VALUE_TILE, pitch = pitch_of(at, cols);
+    for (uint64_t r = 0; r < rows; r += BL_VALUE_TILE, codes += BL_VALUE_TILE * pitch, scale += blocks + (edge != 0)) {
         uint64_t height = rows - r < BL_VALUE_TILE ? rows - r : BL_VALUE_TILE, unit = height * BL_VALUE_TILE;
         uint64_t index = at.first + r / BL_VALUE_TILE * at.per_row;
         for (uint64_t b = 0; b < blocks; b += FP8_TILES) {
             uint64_t count = blocks - b < FP8_TILES ? blocks - b : FP8_TILES;
-            k->fp8_tiles(tiles, codes + b * BL_VALUE_TILE, (int64_t)cols, scale + b, (int64_t)height, (int64_t)count);
+            k->fp8_tiles(tiles, codes + b * BL_VALUE_TILE, (int64_t)pitch, scale + b, (int64_t)height, (int64_t)count);
             for (uint64_t i = 0; i < count; i++) {
                 add_unit(s, tiles + i * unit, unit * sizeof *tiles, index + b + i);
             }
         }
         if (edge) {
-            add_narrow_fp8(k, s, codes + blocks * BL_VALUE_TILE, scale + blocks, height, cols, edge, index + blocks);
+            add_narrow_fp8(k, s, codes + blocks * BL_VALUE_TILE, scale + blocks, height, pitch, edge, index + blocks);
         }
     }
 }

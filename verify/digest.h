@@ -13,6 +13,9 @@
  *            scales that are no powers of two: rounded to bf16 as a cast rounds), with cols <= BL_VALUE_MAX_COLS. The unit is a tile of 32 x 32 values, smaller at the
  *            right and lower edge: its rows in order, each row's values in order, two bytes a value, little-endian,
  *            canonical (-0 as +0, any NaN as 0x7FC0). Index = (row / 32) * ceil(cols / 32) + col / 32.
+ *            Where ranks' parts begin inside such a tile, tiles are h x w, the largest powers of two up to 32 of which the parts
+ *            are made; then 32 is h or w above, the record says so ("unit"), and the digests of other models are computed with
+ *            the same tiles to compare.
  *   rows     an Engram table: the bytes of each row of codes, index = row, and the bytes of each row of its scales,
  *            index = 2^63 + row: both add to one digest, the weight's.
  *   elements a vector that ranks cut into parts (attn_sink): the bytes of each element, index = element.
@@ -41,22 +44,27 @@ void bl_sum_add(bl_sum *s, bl_sum x);
 bl_digest bl_sum_digest(bl_sum s);
 bl_sum bl_digest_sum(bl_digest d);
 
-/* Where a piece of a matrix lies in the whole, for the indexes of its tiles. */
+/* Where a piece of a matrix lies in the whole, for the indexes of its tiles, and how its rows lie in memory. */
 typedef struct bl_tiles {
-    uint64_t first;   /* index of the piece's upper left tile */
-    uint64_t per_row; /* tiles side by side in the whole matrix */
+    uint64_t first, per_row; /* index of the first tile; tiles in a row of the whole */
+    uint64_t height, width;  /* of a tile */
+    uint64_t pitch;          /* values from one row of the piece to the next; 0: as many as it has columns */
 } bl_tiles;
 
-/* Of a piece that starts at [row, col], multiples of 32, in a matrix with cols columns. */
+/* Of a piece that starts at [row, col], multiples of height and width, in a matrix with cols columns. */
+bl_tiles bl_tiles_of(uint64_t row, uint64_t col, uint64_t cols, uint64_t height, uint64_t width);
+/* The same with tiles of 32x32, the usual ones. */
 bl_tiles bl_tiles_at(uint64_t row, uint64_t col, uint64_t cols);
 
-/* Add the tiles of a piece: values [rows, cols] bf16, contiguous, at any alignment. rows and cols are multiples of 32 unless
- * the matrix ends there. */
+/* Add the tiles of a piece: values [rows, cols] bf16, at any alignment. rows and cols are multiples of a tile's unless the matrix
+ * ends there. */
 void bl_value_matrix(const bl_cast_kernels *k, bl_sum *s, const void *values, uint64_t rows, uint64_t cols, bl_tiles at);
-/* The same for packed fp4 codes [rows, cols / 2] with their scale bytes [rows, cols / 32]; cols is a multiple of 32. */
+/* The same for packed fp4 codes [rows, cols / 2] with their scale bytes [rows, cols / 32]; cols is a multiple of 32,
+ * tiles are 32x32, rows lie one after the other. */
 void bl_value_fp4(const bl_cast_kernels *k, bl_sum *s, const uint8_t *packed, const uint8_t *scale, uint64_t rows, uint64_t cols,
                   bl_tiles at);
-/* The same for fp8 codes [rows, cols] with their scale bytes [ceil(rows / 32), ceil(cols / 32)]. */
+/* The same for fp8 codes [rows, cols] with their scale bytes [ceil(rows / 32), ceil(cols / 32)], which lie one after the other. Tiles
+ * are 32x32. */
 void bl_value_fp8(const bl_cast_kernels *k, bl_sum *s, const uint8_t *codes, const uint8_t *scale, uint64_t rows, uint64_t cols,
                   bl_tiles at);
 /* Add rows [row0, row0 + rows) of a table's codes, or of its scales; data [rows, row_bytes]. */

@@ -9,6 +9,12 @@
 /* Room that a read of n bytes needs in its buffer: whole pages around it. */
 #define BL_READ_ROOM(n) ((n) + 2 * (uint64_t)BL_IO_ALIGN)
 
+/* n bytes in whole pages. */
+static inline uint64_t bl_io_pages(uint64_t n)
+{
+    return bl_pieces(n, BL_IO_ALIGN) * BL_IO_ALIGN;
+}
+
 typedef struct bl_reader bl_reader;
 
 /* Reads f, which is referenced. Thread-safe after creation. */

@@ -1,6 +1,7 @@
 #include "verify/scan_impl.h"
 
 #include "verify/both.h"
+#include "verify/compare.h"
 #include "verify/flaw.h"
 
 #include <stdint.h>
@@ -199,6 +200,9 @@ static bl_status digest(bl_scanner *x, const bl_scan_piece *p, uint64_t offset, 
     if (values_fit(p->weight, p->scale)) {
         bl_view v = bl_view_of(p->weight);
         s = bl_values_add(&x->values, &v, p->scale, offset, n, data, t->scratch, &x->s->sums[index], &e);
+        if (s == BL_OK && bl_compare_refine(x->s, &v.w)) {
+            s = bl_values_add(&x->values, &v, p->scale, offset, n, data, t->scratch, &x->s->shared[index], &e);
+        }
         said = x->s->semantic;
     } else {
         s = bl_fail(&e, BL_E_INPUT, x->s->c->path, p->tensor->name, -1, "rows too wide for a value digest");
@@ -370,7 +374,8 @@ bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err)
     if (status == BL_OK && s->values) {
         s->sums = bl_arena_array(arena, s->binding->count, sizeof *s->sums);
         s->broken = bl_arena_array(arena, s->binding->count, sizeof *s->broken);
-        status = s->sums && s->broken ? BL_OK : nomem(err);
+        s->shared = bl_arena_array(arena, s->beside ? s->binding->count : 0, sizeof *s->shared);
+        status = s->sums && s->broken && s->shared ? BL_OK : nomem(err);
     }
     if (status == BL_OK) {
         status = run(&x, err);

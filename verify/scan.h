@@ -16,7 +16,9 @@ typedef struct bl_scan {
     bool semantic;                 /* look at the codes, scales and floats */
     bool chunks;                   /* compare chunk digests with the rank manifest */
     bool values;                   /* compute value digests into sums; needs a binding */
+    const bl_layout *beside;       /* of a packed model that this one is compared with; NULL: there is none */
     bl_sum *sums;                  /* out, [binding weights] */
+    bl_sum *shared;                /* out, [binding weights]: with the tiles that both have, where these are smaller */
     bool *broken;                  /* out, [binding weights]: has no value digest (a finding said why) */
     /* Another job for the same pass; look NULL: none. granule: at which multiples of bytes the codes, or the scales, of a weight may be
      * cut, 0 = anywhere. look gets n bytes at offset of them, from any thread. */

@@ -30,7 +30,7 @@ uint64_t bl_values_scratch(const bl_values *v, uint64_t tile);
 #define BL_VALUES_SCRATCH_RATIO 1
 
 /* n bytes at offset of the codes, or of the scale grid, of a view, as stored; whole rows where the view is a part of a weight or
- * has several pieces. buf: BL_READ_ROOM(n), aligned to BL_IO_ALIGN; *data points into it. scratch: as bl_values_scratch. Bytes
+ * has several pieces. Between the rows of a view with padding there is room for that, which is left as it was. buf: BL_READ_ROOM(n), aligned to BL_IO_ALIGN; *data points into it. scratch: as bl_values_scratch. Bytes
  * that one piece holds are read as they lie, others are gathered. Errors as bl_file_read, naming the tensor. */
 bl_status bl_values_read(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, uint8_t *buf, uint8_t *scratch,
                          const uint8_t **data, bl_error *err);
@@ -58,6 +58,8 @@ void bl_values_decode(const bl_values *v, const bl_rows *r, uint64_t from, uint6
 bl_status bl_values_add(bl_values *v, const bl_view *view, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
                         uint8_t *scratch, bl_sum *sum, bl_error *err);
 
+/* Tiles of the value digest of w's part from a row of it on; rows lie one after the other. */
+bl_tiles bl_weight_tiles(const bl_weight *w, uint64_t row);
 /* At which multiples of bytes the codes of w's part, or its scale, may be cut so that no unit and no row is split. */
 uint64_t bl_values_granule(const bl_weight *w, bool scale);
 

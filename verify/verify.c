@@ -27,6 +27,7 @@ typedef struct side {
     bl_scan scan;
     bl_proven *proven;
     bl_arena arena;
+    const bl_layout *beside; /* of a packed model that is compared with it; NULL: there is none */
 } side;
 
 static const char *file_in(side *s, const char *name)
@@ -179,7 +180,7 @@ static bool hub_knows(const bl_witnesses *w)
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
     int level = f->o->level;
-    s->scan = (bl_scan){.c = s->c, .values = values, .proven = s->proven};
+    s->scan = (bl_scan){.c = s->c, .values = values, .proven = s->proven, .beside = s->beside};
     if (s->c->has_config && (level >= 2 || values)) {
         f->level = 2;
         BL_TRY(bl_bind(s->c, &s->arena, bl_finder_problem, f, &s->binding, err));
@@ -298,6 +299,9 @@ static bl_status verify(const char *path, bl_finder *f, side sides[2], const bl_
     }
     if (values) { /* now: what cannot be compared with should not show after hours of reading */
         BL_TRY(open_side(&sides[1], o->against, f, false, err));
+    }
+    for (int i = 0; values && i < 2; i++) {
+        sides[i].beside = sides[1 - i].c->manifest ? &sides[1 - i].c->manifest->layout : NULL;
     }
     BL_TRY(o->cache ? open_cache(&sides[0], f, err) : BL_OK);
     BL_TRY(scan_side(&sides[0], f, true, values, err));

@@ -4,9 +4,10 @@
 
 #include "verify/bind.h"
 
-/* Rows [row, row + rows), bytes [col, col + cols) of each, of the codes or the scale grid of a whole slot as stored in one form. */
+/* Rows [row, row + rows), bytes [col, col + cols) of each, of the codes or the scale grid of a whole slot as stored in one form; pitch
+ * bytes from one of the rows to the next. */
 typedef struct bl_stored {
-    uint64_t row, rows, col, cols;
+    uint64_t row, rows, col, cols, pitch;
 } bl_stored;
 
 typedef struct bl_view {
@@ -17,7 +18,8 @@ typedef struct bl_view {
 
 /* All that w holds. */
 bl_view bl_view_of(const bl_weight *w);
-/* A part of what count pieces of one slot hold. It begins at multiples of 32 where the form has blocks or packed codes. */
+/* A part of what count pieces of one slot hold. Packed codes begin at multiples of 32; fp8 codes may begin inside a block: their
+ * scales are then those of all blocks that the part lies in. */
 bl_view bl_view_cut(const bl_weight *pieces, size_t count, bl_rect part);
 
 /* Weights of b that share the slot of weight i, from i on. */

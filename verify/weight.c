@@ -1,6 +1,12 @@
 /* Geometry of weights and their parts. */
 #include "verify/bind.h"
 
+/* How many blocks n elements from first on lie in. */
+static uint64_t blocks_of(uint64_t first, uint64_t n, uint64_t block)
+{
+    return n ? bl_pieces(first + n, block) - first / block : 0;
+}
+
 bl_rect bl_slot_rect(const bl_slot *s)
 {
     return s->ndim == 1 ? (bl_rect){.rows = 1, .cols = s->shape[0]} : (bl_rect){.rows = s->shape[0], .cols = s->shape[1]};
@@ -18,7 +24,7 @@ uint64_t bl_weight_rows(const bl_weight *w)
 
 uint64_t bl_weight_row_bytes(const bl_weight *w)
 {
-    return bl_weight_stored_bytes(w, bl_weight_cols(w));
+    return bl_weight_stored_bytes(w, w->part.cols + w->pad_cols);
 }
 
 void bl_weight_reform(bl_weight *w, bl_form form)
@@ -52,7 +58,7 @@ bool bl_weight_f32_scaled(const bl_weight *w)
 
 uint64_t bl_weight_scale_cols(const bl_weight *w)
 {
-    return bl_pieces(bl_weight_cols(w), w->block_cols);
+    return blocks_of(w->part.col, w->part.cols, w->block_cols);
 }
 
 uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
@@ -62,7 +68,7 @@ uint64_t bl_weight_scale_row_bytes(const bl_weight *w)
 
 uint64_t bl_weight_scale_rows(const bl_weight *w)
 {
-    return bl_pieces(bl_weight_rows(w), w->block_rows);
+    return blocks_of(w->part.row, w->part.rows, w->block_rows);
 }
 
 bl_value_class bl_weight_class(const bl_weight *w)

@@ -24,10 +24,12 @@ def stage_layers(layers, pp, given=None):
 
 
 class Layout:
-    def __init__(self, folder, tp=1, ep=1, pp=1, pp_layers=None, pad_vocab=0, shared=False, drafts=True):
+    def __init__(self, folder, tp=1, ep=1, pp=1, pp_layers=None, pad_vocab=0, shared=False, drafts=True, split=None):
         config = json.loads((pathlib.Path(folder) / "config.json").read_text())
         self.c = {**config, **config.get("text_config", {})}
-        self.tp, self.ep, self.pp, self.pad, self.shared = tp, ep, pp, pad_vocab, shared
+        self.tp, self.ep, self.pp, self.pad, self.shared, self.split = tp, ep, pp, pad_vocab, shared, split
+        if split == "pad" and not pad_vocab and tp > 1 and self.c["vocab_size"] % (32 * tp):
+            self.pad = 32
         self.w = max(tp, ep)
         self.stages = stage_layers(self.c["num_hidden_layers"], pp, pp_layers)
         self.drafts = drafts and self.c.get("num_nextn_predict_layers", 0) > 0
@@ -35,7 +37,31 @@ class Layout:
     def options(self):
         out = ["--tp", self.tp, "--ep", self.ep, "--pp-layers", ",".join(map(str, self.stages))]
         out += ["--pad-vocab", self.pad] if self.pad else []
+        out += ["--split", self.split] if self.split else []
         return out + ["--engram", "shared"] if self.shared else out
+
+    def inside(self, rel):
+        """Does tp cut a weight of this name inside a scale block?"""
+        lengths = {"attn.wo_a": self.c["o_groups"] * self.c["o_lora_rank"], "attn.wo_b": self.c["o_groups"] * self.c["o_lora_rank"]}
+        lengths |= {f"ffn.shared_experts.w{i}": self.c["moe_intermediate_size"] for i in (1, 2, 3)}
+        return rel in lengths and lengths[rel] % (32 * self.tp) != 0
+
+    def treat(self, tensors):
+        """Tensors as they are before they are cut, and what is kept aside."""
+        out, kept = dict(tensors), {}
+        for name, (dtype, shape, data) in tensors.items():
+            rel = re.sub(r"^(layers|mtp)\.\d+\.", "", name)
+            if not rel.endswith(".weight") or dtype != "F8_E4M3" or not self.inside(rel[:-len(".weight")]) or self.split == "pad":
+                continue
+            scale = name[:-len("weight")] + "scale"
+            sd, ss, sdata = tensors[scale]
+            if self.split == "expand1x32" and rel[:-len(".weight")] in CUT_ROWS:
+                grid = np.repeat(np.frombuffer(sdata, np.uint8).reshape(ss), 32, 0)[:shape[0]]
+                out[scale] = (sd, grid.shape, grid.tobytes())
+            else:
+                out[name] = ("BF16", shape, ckpt.decode(name, tensors))
+                kept[scale] = out.pop(scale)
+        return out, kept
 
     def on_stage(self, name, stage):
         first, last = stage == 0, stage == self.pp - 1
@@ -67,6 +93,16 @@ class Layout:
             per = -(-shape[0] // self.w)
             whole[0], start[0] = per * self.w, per * r
             a = pad(a[per * r:per * (r + 1)], per, 127 if kind == "scale" else 0)
+        elif self.split == "pad" and self.inside(rel):
+            block = 32 if kind == "scale" else 1
+            per, value = -(-self.c["moe_intermediate_size"] // (32 * tp)) * 32 // block, 127 if kind == "scale" else 0
+            if rel in CUT_ROWS:
+                whole[0], start[0] = per * tp, per * t
+                a = pad(a[per * t:per * (t + 1)], per, value)
+            else:
+                size = WIDTH.get(dtype, 1)
+                whole[1], start[1] = per * tp, per * t
+                a = pad(a[:, per * t * size:per * (t + 1) * size].T, per * size, value).T
         elif rel in CUT_ROWS:
             rows = shape[0]
             if self.pad and rel in ("embed", "head"):

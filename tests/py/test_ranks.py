@@ -244,18 +244,3 @@ def test_a_dry_run_prints_the_plan(baleen, source, tmp_path):
 def test_one_stage_has_no_crossings(baleen, source, tmp_path):
     r = baleen("convert", source, tmp_path / "p", "--to", "packed", "--ep", 2, "--dry-run", "--json")
     assert json.loads(r.out)["plan"]["crossings"] == []
-
-
-def test_memory_of_a_plan_for_many_ranks(baleen, tmp_path):
-    """Headers of Engram files are padded to 2 MiB each: 128 of them are not kept in memory."""
-    import os
-    import subprocess
-    from conftest import BUILD
-    src = tmp_path / "source"
-    assert baleen("synth", src, "--preset", "nano", "n_routed_experts=64", "dspark_n_routed_experts=64").rc == 0
-    args = [BUILD / "tools/baleen", "convert", src, tmp_path / "p", "--to", "packed", "--ep", "64", "--dry-run"]
-    with open(os.devnull, "wb") as null:
-        p = subprocess.Popen([str(a) for a in args], stdout=null)
-    _, status, usage = os.wait4(p.pid, 0)
-    p.returncode = os.waitstatus_to_exitcode(status)
-    assert p.returncode == 0 and usage.ru_maxrss < 160 << 10, usage.ru_maxrss

@@ -63,3 +63,13 @@ def test_index_and_shards_are_held_against_each_other_in_order(baleen, tmp_path)
     assert "'layers.4.w.weight'" in said[0] and "it is in " + files[0] in said[0]
     assert "'layers.7.w.weight'" in said[1] and "is not in the index" in said[1]
     assert "'layers.9.w.weight'" in said[2] and "the index says it is in this shard" in said[2]
+
+
+def test_a_plan_for_256_ranks_within_memory(baleen, released, tmp_path):
+    """Headers of Engram files are padded to 2 MiB each: 128 of them are not held."""
+    def limit_plan():
+        if not SANITIZED:
+            resource.setrlimit(resource.RLIMIT_DATA, (2 * MEMORY, 2 * MEMORY))
+
+    r = baleen("convert", released[0], tmp_path / "p", "--to", "packed", "--tp", 8, "--ep", 64, "--pp", 4, "--dry-run", preexec_fn=limit_plan)
+    assert "256 ranks: 4 stages of 64" in r.out and (r.rc == 0 or "are free" in r.err), r.err  # 8 TB

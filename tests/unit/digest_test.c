@@ -57,6 +57,42 @@ static void same(bl_sum a, bl_sum b)
     assert_true(a.lo == b.lo && a.hi == b.hi);
 }
 
+/* Parts that begin at multiples of smaller tiles add up to the whole with such tiles, also when they lie in wider rows. */
+static void test_smaller_tiles(void **state)
+{
+    static const size_t shapes[][4] = {{144, 100, 16, 32}, {64, 72, 32, 8}, {33, 40, 1, 32}, {40, 36, 8, 4}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        size_t rows = shapes[i][0], cols = shapes[i][1], h = shapes[i][2], w = shapes[i][3], pitch = cols + 5;
+        uint16_t *v = values(rows * pitch, (uint32_t)i + 50), *tile = malloc(2 * h * w);
+        bl_sum want = {0}, whole = {0}, parts = {0};
+        for (size_t r = 0; r < rows; r += h) {
+            for (size_t c = 0; c < cols; c += w) { /* each tile as the only one of a matrix, its index put in place */
+                size_t height = rows - r < h ? rows - r : h, width = cols - c < w ? cols - c : w;
+                for (size_t k = 0; k < height; k++) {
+                    memcpy(tile + k * width, v + (r + k) * pitch + c, 2 * width);
+                }
+                bl_tiles one = bl_tiles_of(0, 0, width, h, w);
+                one.first = r / h * ((cols + w - 1) / w) + c / w;
+                bl_value_matrix(&kernels, &want, tile, height, width, one);
+            }
+        }
+        bl_tiles at = bl_tiles_of(0, 0, cols, h, w);
+        at.pitch = pitch;
+        bl_value_matrix(&kernels, &whole, v, rows, cols, at);
+        same(whole, want);
+        for (size_t r = 0; r < rows; r += h) {
+            size_t half = cols / 2 / w * w, height = rows - r < h ? rows - r : h;
+            bl_tiles left = bl_tiles_of(r, 0, cols, h, w), right = bl_tiles_of(r, half, cols, h, w);
+            left.pitch = right.pitch = pitch;
+            bl_value_matrix(&kernels, &parts, v + r * pitch, height, half, left);
+            bl_value_matrix(&kernels, &parts, v + r * pitch + half, height, cols - half, right);
+        }
+        same(whole, parts);
+        free(tile);
+        free(v);
+    }
+}
+
 static void test_matrix(void **state)
 {
     static const size_t shapes[][2] = {{1, 1}, {32, 32}, {33, 31}, {1, 5376}, {96, 64}, {70, 100}, {4, 5120}};
@@ -230,7 +266,7 @@ static void test_recorded_values(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matrix),         cmocka_unit_test(test_canonical_values),
+        cmocka_unit_test(test_matrix), cmocka_unit_test(test_smaller_tiles),         cmocka_unit_test(test_canonical_values),
         cmocka_unit_test(test_place_counts),   cmocka_unit_test(test_rows_and_bytes),
         cmocka_unit_test(test_chunks),         cmocka_unit_test(test_recorded_values),
         cmocka_unit_test(test_codes_as_their_values),

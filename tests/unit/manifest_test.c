@@ -26,7 +26,7 @@ static const bl_manifest global = {.writer = "baleen 0.1.0",
                                    .has_source_index_sha256 = true,
                                    .source_index_sha256 = {4},
                                    .layout = {.tp = 2, .ep = 4, .pp = 2, .ranks = 8, .stage_layers = stage_layers,
-                                              .vocab_rows = 129536, .engram_shared = true},
+                                              .vocab_rows = 129536, .split = BL_SPLIT_EXPAND, .engram_shared = true},
                                    .dropped = BL_DROP_DSPARK | BL_DROP_VISION,
                                    .engram = engram,
                                    .engram_count = 2,
@@ -59,6 +59,7 @@ static const bl_manifest_tensor tensors[] = {
      .value_class = BL_VALUE_MATRIX,
      .value_shape = decoded,
      .value_ndim = 2,
+     .value_unit = {16, 32},
      .values = digests,
      .value_count = 2},
     {.tensor = {.name = "e", .shape = none, .ndim = 1, .dtype = BL_DT_F32, .file = 0, .offset = 4096},
@@ -88,7 +89,7 @@ static void test_global_round_trip(void **state)
     assert_memory_equal(m.source_index_sha256, global.source_index_sha256, 32);
     assert_true(m.layout.tp == 2 && m.layout.ep == 4 && m.layout.pp == 2 && m.layout.ranks == 8 && m.dropped == global.dropped);
     assert_memory_equal(m.layout.stage_layers, stage_layers, sizeof stage_layers);
-    assert_true(m.layout.vocab_rows == 129536 && m.layout.engram_shared);
+    assert_true(m.layout.vocab_rows == 129536 && m.layout.split == BL_SPLIT_EXPAND && m.layout.engram_shared);
     assert_int_equal(m.engram_count, 2);
     assert_true(m.engram[0].layer == 1 && m.engram[0].rows == 434 && m.engram[0].multipliers[1] == INT64_MAX);
     assert_int_equal(m.file_count, 2);
@@ -114,6 +115,7 @@ static void test_rank_round_trip(void **state)
     assert_true(t->tensor.dtype == BL_DT_I8 && t->tensor.nbytes == 18000000 && t->tensor.offset == 4096);
     assert_memory_equal(t->start, start, sizeof start);
     assert_memory_equal(t->global_shape, all_experts, sizeof all_experts);
+    assert_true(t->value_unit[0] == 16 && t->value_unit[1] == 32);
     assert_true(t->chunk_count == 3 && bl_digest_equal(&t->chunks[2], &digests[2]));
     assert_true(t->value_class == BL_VALUE_MATRIX && t->value_count == 2 && t->value_ndim == 2 &&
                 t->value_shape[1] == 6000);
@@ -233,6 +235,8 @@ static void test_broken_global(void **state)
         {"\"layers\":[21,19]", "\"layers\":[21,-19]", "'layers'"},
         {"\"vocab_rows\":129536", "\"vocab_rows\":1e5", "'vocab_rows'"},
         {"\"vocab_rows\":129536", "\"vocab_rows\":2147483648", "'vocab_rows'"},
+        {"\"split\":\"expand1x32\"", "\"split\":\"none\"", "'split' is not"},
+        {"\"split\":\"expand1x32\"", "\"split\":null", "'split' is not"},
         {"\"engram_shared\":true", "\"engram_shared\":1", "'engram_shared'"},
         {"\"engram_shared\":true", "\"engram_both\":true", "unknown key 'engram_both'"},
     };
@@ -260,6 +264,11 @@ static void test_broken_rank(void **state)
         {"\"class\":\"matrix\"", "\"class\":\"cube\"", "value class"},
         {"\"class\":\"bytes\"", "\"class\":\"none\"", "value class"},
         {"\"chunks\":[\"01", "\"chunks\":[\"1", "32 hexadecimal"},
+        {"\"unit\":[16,32]", "\"unit\":[32,32]", "'unit' is not"},
+        {"\"unit\":[16,32]", "\"unit\":[12,32]", "'unit' is not"},
+        {"\"unit\":[16,32]", "\"unit\":[64,32]", "'unit' is not"},
+        {"\"unit\":[16,32]", "\"unit\":[0,32]", "'unit' is not"},
+        {"\"unit\":[16,32]", "\"unit\":[16]", "'unit' is not"},
         {"\"digests\":[\"01000000000000000000000000000000\",", "\"digests\":[",
          "'digests' has the wrong number"},
         {"\"linked\":true", "\"linked\":1", "'linked'"},

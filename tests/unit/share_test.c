@@ -50,8 +50,11 @@ static void check_slot(const bl_layout *l, const bl_slot *s)
             continue;
         }
         bool known = false;
-        assert_int_equal(share.part.row % 32 == 0 || share.part.rows == 0 || s->cut == BL_CUT_TABLE, 1);
-        assert_int_equal(s->ndim == 2 ? share.part.col % 32 : 0, 0);
+        uint8_t fine_rows, fine_cols;
+        bl_layout_fine(l, s, &fine_rows, &fine_cols);
+        assert_int_equal(share.part.row % (32u >> fine_rows) == 0 || share.part.rows == 0 || s->cut == BL_CUT_TABLE, 1);
+        assert_int_equal(s->ndim == 2 ? share.part.col % (32u >> fine_cols) : 0, 0);
+        assert_true(s->ndim == 1 || (share.cols >= share.part.cols && share.all_cols >= s->shape[1] && share.start_col >= share.part.col));
         assert_true(share.rows >= share.part.rows && share.all_rows >= s->shape[0]);
         assert_true(share.owner / (l->ranks / l->pp) == rank / (l->ranks / l->pp));
         for (size_t i = 0; i < count && !known; i++) {
@@ -86,6 +89,44 @@ static void test_parts_make_up_the_whole(void **state)
         }
     }
     assert_int_equal(fit, 3 * 4 * 3 * 2);
+}
+
+/* Cuts inside blocks: parts are whole blocks when padded, equal otherwise, and nothing else changes. */
+static void test_splits(void **state)
+{
+    static const int inner[] = {96, 160, 224, 480}, lora[] = {64, 16, 48};
+    const bl_config before = config;
+    bl_arena room = {0};
+    for (int i = 0; i < 4 * 3 * 3 * 2; i++) {
+        bl_error e;
+        bl_layout l = {.tp = i / 36 ? 4 : 2, .ep = 1, .pp = 1, .split = (bl_split)(1 + i % 3), .vocab_rows = 1024};
+        l.ranks = l.tp;
+        config.moe_intermediate_size = inner[i / 3 % 4];
+        config.o_lora_rank = lora[i / 12 % 3];
+        bl_error_clear(&e);
+        expect_ok(bl_slots_build(&config, "config.json", &room, &slots, &e), &e);
+        bool grouped = config.o_groups * config.o_lora_rank % (32 * l.tp) != 0;
+        bl_status s = bl_layout_check(&config, &l, &slots, "model", &e);
+        assert_int_equal(s, grouped && l.split == BL_SPLIT_PAD ? BL_E_USAGE : BL_OK);
+        for (size_t k = 0; s == BL_OK && k < slots.count; k++) {
+            const bl_slot *slot = &slots.slots[k];
+            bl_remedy r = bl_layout_remedy(&l, slot);
+            bool cols = slot->cut == BL_CUT_INNER_COLS || slot->cut == BL_CUT_GROUP_COLS;
+            bool inside = slot->cut == BL_CUT_INNER || slot->cut == BL_CUT_INNER_COLS ? config.moe_intermediate_size % (32 * l.tp) != 0
+                          : slot->cut == BL_CUT_GROUPS || slot->cut == BL_CUT_GROUP_COLS ? grouped : false;
+            bl_remedy want = l.split == BL_SPLIT_PAD ? BL_REMEDY_PAD : l.split == BL_SPLIT_EXPAND && !cols ? BL_REMEDY_EXPAND : BL_REMEDY_BF16;
+            bl_share share;
+            assert_int_equal(r, inside ? want : BL_REMEDY_NONE);
+            check_slot(&l, slot);
+            assert_true(bl_share_of(&config, &l, true, slot, l.tp - 1, &share));
+            uint64_t part = cols ? share.cols : share.rows, held = cols ? share.part.cols : share.part.rows;
+            assert_true(r != BL_REMEDY_PAD || part % 32 == 0);
+            assert_true(r < BL_REMEDY_EXPAND || (part == held && part * (uint64_t)l.tp == (cols ? slot->shape[1] : slot->shape[0])));
+        }
+    }
+    config = before;
+    expect_ok(bl_slots_build(&config, "config.json", &arena, &slots, NULL), NULL);
+    bl_arena_reset(&room);
 }
 
 static void test_experts_follow_the_rank(void **state)
@@ -123,7 +164,7 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts_make_up_the_whole),
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts_make_up_the_whole), cmocka_unit_test(test_splits),
                                               cmocka_unit_test(test_experts_follow_the_rank), cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, build, clean);
 }
