@@ -1,0 +1,205 @@
+/* The CUDA backend's host side on a runtime that only records: memory, weights, launches, graphs, and every failure there is. */
+#include "runtime/model.h"
+#include "tests/stub/cudart.h"
+
+#include <cuda_runtime_api.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MODEL BL_SOURCE_ROOT "/tests/data/nano/checkpoint"
+#define MEMORY ((uint64_t)8 << 30)
+
+enum { VOCAB = 512, MOST = 64 };
+
+static bl_model_options options_of(bl_device device, int sequences)
+{
+    return (bl_model_options){.device = device, .cpu = ~0u, .threads = 2, .cache = {sequences, sequences ? 512 : 0, 0}};
+}
+
+static bl_model *open_on(bl_device device, int sequences)
+{
+    bl_model *m;
+    bl_error err = {0};
+    const bl_model_options o = options_of(device, sequences);
+    if (bl_model_open(&m, MODEL, &o, &err) != BL_OK) fail_msg("%s", err.message);
+    return m;
+}
+
+static void assert_nothing_left(void)
+{
+    assert_int_equal(cuda_stub_seen.live, 0);
+    assert_int_equal(cuda_stub_seen.pinned, 0);
+    assert_int_equal(cuda_stub_seen.faults, 0);
+}
+
+/* ---- memory and weights */
+
+static void test_plan_is_what_happens(void **state)
+{
+    cuda_stub_reset(MEMORY);
+    bl_model *m = open_on(BL_DEVICE_CUDA, 4);
+    assert_int_equal(cuda_stub_seen.allocated, m->plan.total[BL_MEMORY_DEVICE]);
+    assert_int_equal(cuda_stub_seen.live, m->plan.total[BL_MEMORY_DEVICE]);
+    bl_sequence *s[4], *more;
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(bl_sequence_create(&s[i], m, NULL), BL_OK);
+        assert_int_equal(bl_sequence_reserve(s[i], 512, NULL), BL_OK);
+    }
+    assert_int_equal(bl_sequence_create(&more, m, NULL), BL_E_NOMEM); /* the plan has four places */
+    assert_int_equal(cuda_stub_seen.allocated, m->plan.total[BL_MEMORY_DEVICE]);
+    for (int i = 0; i < 4; i++) bl_sequence_destroy(&s[i]);
+    bl_model_close(&m);
+    assert_nothing_left();
+}
+
+static void assert_same_bytes(const bl_matrix *a, const bl_matrix *b)
+{
+    if (!b->codes) return;
+    assert_memory_equal(a->codes, b->codes, bl_matrix_code_bytes(b));
+    if (b->scale) assert_memory_equal(a->scale, b->scale, bl_matrix_scale_bytes(b));
+}
+
+static void test_weights(void **state)
+{
+    cuda_stub_reset(MEMORY);
+    bl_model *gpu = open_on(BL_DEVICE_CUDA, 0), *cpu = open_on(BL_DEVICE_CPU, 0);
+    const bl_weights *a = &gpu->weights, *b = &cpu->weights;
+    assert_int_equal(a->handle_count, b->handle_count);
+    assert_same_bytes(&a->embed, &b->embed);
+    assert_same_bytes(&a->head, &b->head);
+    for (int i = 0; i < b->layer_count; i++) {
+        const bl_layer *x = &a->layers[i], *y = &b->layers[i];
+        assert_same_bytes(&x->wq_a, &y->wq_a);
+        assert_same_bytes(&x->wo_a, &y->wo_a);
+        assert_same_bytes(&x->mix_ffn.fn, &y->mix_ffn.fn);
+        for (int e = 0; e < cpu->config.n_routed_experts; e++) {
+            assert_same_bytes(&x->experts[e].w1, &y->experts[e].w1);
+            assert_same_bytes(&x->experts[e].w2, &y->experts[e].w2);
+        }
+        if (y->engram.qk) assert_memory_equal(x->engram.qk, y->engram.qk, (size_t)(BL_HC_MULT * cpu->config.hidden_size) * sizeof(float));
+    }
+    bl_model_close(&gpu);
+    bl_model_close(&cpu);
+    assert_nothing_left();
+}
+
+/* ---- steps */
+
+typedef struct batch {
+    bl_model *m;
+    bl_sequence *s[MOST];
+    float logits[MOST * VOCAB];
+} batch;
+
+static void begin(batch *b, bl_model *m, int sequences)
+{
+    *b = (batch){.m = m};
+    for (int i = 0; i < sequences; i++) assert_int_equal(bl_sequence_create(&b->s[i], m, NULL), BL_OK);
+}
+
+static void end(batch *b)
+{
+    for (int i = 0; i < MOST; i++) bl_sequence_destroy(&b->s[i]);
+}
+
+static bl_status step(batch *b, int sequences, int64_t tokens, bl_error *err)
+{
+    static const int32_t ids[64] = {5, 6, 7, 8};
+    bl_span spans[MOST];
+    for (int i = 0; i < sequences; i++) spans[i] = (bl_span){b->s[i], ids, tokens, tokens - 1};
+    return bl_forward(b->m, spans, sequences, b->logits, NULL, err);
+}
+
+static void test_one_launch_and_one_wait(void **state)
+{
+    cuda_stub_reset(MEMORY);
+    bl_model *m = open_on(BL_DEVICE_CUDA, 8);
+    batch b;
+    begin(&b, m, 8);
+    long plain = 0;
+    assert_int_equal(step(&b, 8, 2, NULL), BL_OK); /* tables that are made once */
+    for (int i = 0; i < 4; i++) {
+        cuda_stub_reset(MEMORY);
+        assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+        assert_int_equal(cuda_stub_seen.waits, 1);
+        if (i == 0) plain = cuda_stub_seen.kernels;
+        assert_int_equal(cuda_stub_seen.kernels, plain); /* nothing is left out or done twice */
+        assert_int_equal(cuda_stub_seen.direct, i == 0 ? plain : 0);
+        assert_int_equal(cuda_stub_seen.graph_launches, i > 0);
+        assert_int_equal(cuda_stub_seen.allocated, 0);
+        assert_int_equal(cuda_stub_seen.faults, 0);
+    }
+    end(&b);
+    bl_model_close(&m);
+    assert_nothing_left();
+}
+
+/* ---- failures */
+
+/* Open, one prompt, three steps: as far as it gets. */
+static bl_status work(bl_error *err)
+{
+    bl_model *m;
+    batch *b = calloc(1, sizeof *b);
+    const bl_model_options o = options_of(BL_DEVICE_CUDA, 4);
+    bl_status s = bl_model_open(&m, MODEL, &o, err);
+    if (s == BL_OK) {
+        b->m = m;
+        for (int i = 0; s == BL_OK && i < 2; i++) s = bl_sequence_create(&b->s[i], m, err);
+        if (s == BL_OK) s = step(b, 1, 20, err);
+        for (int i = 0; s == BL_OK && i < 3; i++) s = step(b, 2, 1, err);
+        end(b);
+    }
+    bl_model_close(&m);
+    free(b);
+    return s;
+}
+
+static void test_every_call_may_fail(void **state)
+{
+    cuda_stub_reset(MEMORY);
+    assert_int_equal(work(NULL), BL_OK);
+    const long calls = cuda_stub_seen.calls;
+    assert_true(calls > 500);
+    for (long n = 1; n <= calls; n += n < 40 ? 1 : calls / 60) {
+        bl_error err = {0};
+        cuda_stub_reset(MEMORY);
+        cuda_stub_fail("any", n, cudaErrorIllegalAddress);
+        const bl_status s = work(&err);
+        if (s == BL_OK) fail_msg("call %ld of %ld failed and nobody noticed", n, calls);
+        assert_true(err.message[0] != 0);
+        assert_nothing_left();
+    }
+}
+
+static void test_out_of_memory(void **state)
+{
+    bl_error err = {0};
+    cuda_stub_reset((uint64_t)1 << 28); /* known before anything is taken */
+    assert_int_equal(work(&err), BL_E_NOMEM);
+    assert_non_null(strstr(err.message, "does not fit"));
+    assert_int_equal(cuda_stub_seen.allocated, 0);
+    for (long n = 1; n <= 8; n++) { /* somebody else took it meanwhile */
+        bl_error_clear(&err);
+        cuda_stub_reset(MEMORY);
+        cuda_stub_fail(n % 2 ? "cudaMalloc" : "cudaHostAlloc", (n + 1) / 2, cudaErrorMemoryAllocation);
+        const bl_status s = work(&err);
+        if (n % 2 || n < 6) assert_int_equal(s, BL_E_NOMEM);
+        assert_nothing_left();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights),       cmocka_unit_test(test_one_launch_and_one_wait),
+        cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
