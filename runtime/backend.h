@@ -8,6 +8,7 @@
 #define BL_RUNTIME_BACKEND_H
 
 #include "formats/config.h"
+#include "formats/manifest.h"
 #include "formats/pool.h"
 #include "kernels/linear.h"
 #include "kernels/ops.h"
@@ -47,6 +48,15 @@ typedef struct bl_pass {
     bool plain;    /* nobody looks at what lies between the operations: no hooks, no other ranks */
 } bl_pass;
 
+/* Bytes of a file on their way to device memory. */
+typedef struct bl_load {
+    bl_file *file; /* those of one file follow each other */
+    uint64_t offset, bytes;
+    void *to;                /* device; NULL: they are only checked */
+    const bl_digest *chunks; /* of each BL_CHUNK_BYTES, the last one partial; NULL: they are not checked */
+    const char *name;        /* of the tensor */
+} bl_load;
+
 typedef struct bl_backend bl_backend;
 struct bl_backend {
     const char *name;
@@ -62,6 +72,11 @@ struct bl_backend {
     /* Device address of a weight's bytes at host, which stay mapped as long as the backend lives; align is what the kernels
      * need (a power of two). A copy is made only where the bytes cannot be used in place; the backend owns it. */
     bl_status (*import)(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err);
+
+    /* Backends with memory of their own have these two; the others use mapped files. place: room for a weight, owned by the backend.
+     * load: fill such room from files, several readers at once; what has digests is held against them (BL_E_INPUT names the tensor). */
+    void *(*place)(bl_backend *b, uint64_t bytes);
+    bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
 
     /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. recorded: the backend knows the
      * operations from an earlier plain pass of the same shape and repeats them in end(); the caller leaves them out. */

@@ -186,17 +186,18 @@ static void on_finding(void *arg, const bl_finding *f)
     first->seen = true;
 }
 
-static bl_status prove(const char *path, const bl_model_options *o, bl_error *err)
+/* A GPU's loader holds the bytes of a packed model against their digests itself: its files need not be read twice. */
+static bl_status prove(const bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
 {
     first_finding first = {.err = err};
     bl_verify_report report;
-    const bl_verify_options v = {.level = 3, .jobs = o->threads, .cpu = o->cpu, .on_finding = on_finding, .arg = &first};
+    const bool on_the_way = m->plan.device == BL_DEVICE_CUDA && m->checkpoint->kind == BL_SOURCE_PACKED;
+    const bl_verify_options v = {.level = on_the_way ? 1 : 3, .jobs = o->threads, .cpu = o->cpu, .on_finding = on_finding, .arg = &first};
     const bl_status s = bl_verify(path, &v, &report, err);
     return s == BL_E_FINDING ? BL_E_INPUT : s;
 }
 
-/* Everything that needs no payload. */
-static bl_status describe(bl_model *m, const char *path, bl_error *err)
+static bl_status resolve(bl_model *m, const char *path, bl_error *err)
 {
     BL_TRY(bl_checkpoint_open(&m->checkpoint, path, NULL, err));
     BL_TRY(check_kind(m->checkpoint, path, err));
@@ -214,6 +215,12 @@ static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memo
     return bl_memory_plan_make(&m->plan, &r, &m->config, &m->shard, &m->weights, err);
 }
 
+bl_status bl_model_describe(bl_model *m, const char *path, const bl_model_options *o, uint64_t memory, bl_error *err)
+{
+    BL_TRY(resolve(m, path, err));
+    return make_plan(m, o, memory, err);
+}
+
 /* The plan is what happened, or there is a fault in one of the two. */
 static bl_status check_plan(const bl_model *m, bl_error *err)
 {
@@ -227,13 +234,12 @@ static bl_status check_plan(const bl_model *m, bl_error *err)
 static bl_status open_model(bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
 {
     uint64_t memory = 0;
-    BL_TRY(describe(m, path, err));
-    BL_TRY(open_tokenizer(m, path, o, err));
     if (chosen_device(o) == BL_DEVICE_CUDA) BL_TRY(bl_cuda_free_memory(&memory, err));
-    BL_TRY(make_plan(m, o, memory, err));
-    if (o->check == BL_CHECK_FULL) BL_TRY(prove(path, o, err));
+    BL_TRY(bl_model_describe(m, path, o, memory, err));
+    BL_TRY(open_tokenizer(m, path, o, err));
+    if (o->check == BL_CHECK_FULL) BL_TRY(prove(m, path, o, err));
     BL_TRY(bl_model_prepare(m, o, err));
-    BL_TRY(bl_weights_load(&m->weights, m->checkpoint, o->access, m->backend, err));
+    BL_TRY(bl_weights_load(&m->weights, m->checkpoint, o->access, o->check == BL_CHECK_FULL, m->backend, err));
     return check_plan(m, err);
 }
 
@@ -241,9 +247,8 @@ bl_status bl_model_plan(bl_memory_plan *out, const char *path, const bl_model_op
 {
     bl_model *m = calloc(1, sizeof *m);
     if (!m) return out_of_memory(err);
-    bl_status s = describe(m, path, err);
-    if (s == BL_OK && !memory && chosen_device(options) == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
-    if (s == BL_OK) s = make_plan(m, options, memory, err);
+    if (!memory && chosen_device(options) == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
+    const bl_status s = bl_model_describe(m, path, options, memory, err);
     *out = m->plan;
     bl_model_close(&m);
     return s;

@@ -22,6 +22,13 @@ typedef struct bl_server_options {
     double ping;            /* seconds of silence after which a stream gets a comment line */
 } bl_server_options;
 
+/* What baleend starts from: the loopback interface, a free port, the rest as its help says. */
+static inline bl_server_options bl_server_defaults(void)
+{
+    return (bl_server_options){.host = "127.0.0.1", .model_name = NULL, .max_requests = 32, .max_queue = 256, .max_body = 64u << 20,
+                               .step_tokens = 512, .timeout = 120, .ping = 15};
+}
+
 /* Listen at once; every route but /metrics answers 503 until bl_server_ready. Strings are borrowed. */
 bl_status bl_server_start(bl_server **out, const bl_server_options *options, bl_error *err);
 int bl_server_port(const bl_server *s);

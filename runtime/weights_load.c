@@ -15,6 +15,9 @@ typedef struct loader {
     bl_weights *w;
     const bl_checkpoint *c;
     bl_backend *b;
+    bl_load *loads; /* [load_count] what goes from files to device memory */
+    size_t load_count;
+    bool check;     /* against digests, where there are any */
     bl_error *err;
 } loader;
 
@@ -52,6 +55,8 @@ static bl_status map_files(loader *l, bl_access access)
     qsort(w->handles, w->handle_count, sizeof *w->handles, by_place);
     for (size_t i = 0, next; i < w->handle_count; i = next) {
         const bl_handle *h = &w->handles[i];
+        next = i + 1;
+        if (l->b->load && !h->host) continue;
         uint64_t end = h->tensor->offset + h->tensor->nbytes;
         for (next = i + 1; next < w->handle_count && !h->host; next++) {
             const bl_handle *k = &w->handles[next];
@@ -86,10 +91,38 @@ static void set_views(const bl_handle *h, const void *address)
     }
 }
 
+/* The recorded digests of a tensor's chunks; NULL where nothing is recorded. */
+static const bl_digest *chunks_of(const loader *l, const bl_tensor *t)
+{
+    const bl_rank_manifest *m = l->c->files[t->file].rank;
+    const bl_manifest_tensor *recorded = m ? bl_rank_manifest_find(m, t->name) : NULL;
+    return recorded ? recorded->chunks : NULL;
+}
+
+static void add_load(loader *l, const bl_tensor *t, void *to)
+{
+    l->loads[l->load_count++] = (bl_load){.file = l->c->files[t->file].file, .offset = t->offset, .bytes = t->nbytes, .to = to,
+                                          .chunks = l->check ? chunks_of(l, t) : NULL, .name = t->name};
+}
+
+/* Room on the device now, the bytes with all others later. */
+static bl_status plan_load(loader *l, const bl_handle *h)
+{
+    const bl_tensor *t = h->tensor;
+    void *to = l->b->place(l->b, t->nbytes);
+    if (!to)
+        return bl_fail(l->err, BL_E_NOMEM, l->c->path, t->name, -1, "out of device memory for %llu bytes", (unsigned long long)t->nbytes);
+    add_load(l, t, to);
+    set_views(h, to);
+    return BL_OK;
+}
+
 static bl_status load_handle(loader *l, const bl_handle *h)
 {
     const void *address = h->stored;
     const size_t align = h->scale ? 1 : alignment(h->view->kind);
+    if (!h->host && l->b->load) return plan_load(l, h);
+    if (h->host && l->b->load && l->check && chunks_of(l, h->tensor)) add_load(l, h->tensor, NULL);
     if (h->host) expect_random_reads(h);
     else BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
     set_views(h, address);
@@ -109,11 +142,17 @@ static bl_status keep_copy(loader *l, uint64_t bytes, void **out)
     return BL_OK;
 }
 
-static const uint8_t *stored_bytes(const loader *l, const bl_matrix *view)
+/* Stored codes of a weight in host memory: mapped, or read here. */
+static bl_status stored_bytes(loader *l, const bl_matrix *view, const uint8_t **bytes)
 {
-    for (size_t i = 0; i < l->w->handle_count; i++)
-        if (l->w->handles[i].view == view && !l->w->handles[i].scale) return l->w->handles[i].stored;
-    return NULL;
+    const bl_handle *h = l->w->handles;
+    while (h->view != view || h->scale) h++; /* every weight has one */
+    *bytes = h->stored;
+    if (h->stored) return BL_OK;
+    void *copy;
+    BL_TRY(keep_copy(l, h->tensor->nbytes, &copy));
+    *bytes = copy;
+    return bl_file_read(l->c->files[h->tensor->file].file, copy, h->tensor->nbytes, h->tensor->offset, l->err);
 }
 
 /* A matrix whose rows are no multiple of 32 long gets zeros at their ends. Scales have a byte for the partial block already. */
@@ -124,7 +163,8 @@ static bl_status pad_columns(loader *l, bl_matrix *m)
     if (padded == cols) return BL_OK;
     void *copy;
     BL_TRY(keep_copy(l, (uint64_t)m->rows * (uint64_t)padded * size, &copy));
-    const uint8_t *from = stored_bytes(l, m);
+    const uint8_t *from;
+    BL_TRY(stored_bytes(l, m, &from));
     for (int64_t r = 0; r < m->rows; r++)
         memcpy((uint8_t *)copy + (size_t)(r * padded) * size, from + (size_t)(r * cols) * size, (size_t)cols * size);
     BL_TRY(l->b->import(l->b, &m->codes, copy, (uint64_t)m->rows * (uint64_t)padded * size, size, l->err));
@@ -143,7 +183,9 @@ static uint16_t stored_bf16(const uint8_t *p)
 static bl_status multiply_qk(loader *l, bl_layer *layer)
 {
     const int64_t n = layer->engram.q_weight.rows * layer->engram.q_weight.cols;
-    const uint8_t *q = stored_bytes(l, &layer->engram.q_weight), *k = stored_bytes(l, &layer->engram.k_weight);
+    const uint8_t *q, *k;
+    BL_TRY(stored_bytes(l, &layer->engram.q_weight, &q));
+    BL_TRY(stored_bytes(l, &layer->engram.k_weight, &k));
     void *copy;
     const void *address;
     BL_TRY(keep_copy(l, (uint64_t)n * sizeof(float), &copy));
@@ -154,17 +196,27 @@ static bl_status multiply_qk(loader *l, bl_layer *layer)
     return BL_OK;
 }
 
-bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bl_backend *b, bl_error *err)
+static bl_status load_all(loader *l, bl_access access)
 {
-    loader l = {.w = w, .c = c, .b = b, .err = err};
-    BL_TRY(map_files(&l, access));
-    for (size_t i = 0; i < w->handle_count; i++) BL_TRY(load_handle(&l, &w->handles[i]));
+    bl_weights *w = l->w;
+    BL_TRY(map_files(l, access));
+    for (size_t i = 0; i < w->handle_count; i++) BL_TRY(load_handle(l, &w->handles[i]));
+    if (l->load_count) BL_TRY(l->b->load(l->b, l->loads, l->load_count, access, l->err));
     for (int i = 0; i < w->layer_count; i++) {
-        BL_TRY(pad_columns(&l, &w->layers[i].wo_a));
-        if (w->layers[i].engram_slot >= 0) BL_TRY(multiply_qk(&l, &w->layers[i]));
+        BL_TRY(pad_columns(l, &w->layers[i].wo_a));
+        if (w->layers[i].engram_slot >= 0) BL_TRY(multiply_qk(l, &w->layers[i]));
     }
     w->version++;
     return BL_OK;
+}
+
+bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bool check, bl_backend *b, bl_error *err)
+{
+    loader l = {.w = w, .c = c, .b = b, .check = check, .err = err};
+    if (b->load && !(l.loads = calloc(w->handle_count + 1, sizeof *l.loads))) return out_of_memory(&l);
+    const bl_status s = load_all(&l, access);
+    free(l.loads);
+    return s;
 }
 
 void bl_weights_destroy(bl_weights *w)

@@ -140,20 +140,11 @@ static bl_status read_key(const char *path, char **key, bl_error *err)
     return **key ? BL_OK : bl_fail(err, BL_E_INPUT, path, NULL, -1, "holds no key");
 }
 
-/* Index of word in the list, -1 when it is none of them. */
-static int choose(const char *word, const char *const *list, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (strcmp(word, list[i]) == 0)
-            return i;
-    return -1;
-}
-
 /* What the command line says. Returns -1 to go on, else the exit status. */
 static int read_settings(int argc, char **argv, settings *o)
 {
     const char *check = "fast", *cpu = NULL, *device = "auto", *thinking = "off", *access = "auto", *key_file = NULL, *args[1];
-    int64_t port = 8000, threads = 0, requests = 32, queue = 256;
+    int64_t port = 8000, threads = 0, requests = o->server.max_requests, queue = o->server.max_queue;
     int count;
     bl_server_options *v = &o->server;
     const cli_option options[] = {
@@ -171,9 +162,9 @@ static int read_settings(int argc, char **argv, settings *o)
         {"threads", CLI_INT, &threads, "N", "threads that compute (default: all CPUs)"},
         {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default native)"},
         {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
-        {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
+        {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full, which reads everything (default fast)"},
         {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
-        {"cache-tokens", CLI_INT, &o->model.cache.tokens, "N", "on a GPU: room for tokens of all sequences (default: what its memory allows)"},
+        {"cache-tokens", CLI_INT, &o->model.cache.tokens, "N", "on a GPU: room for tokens of all sequences (default: what fits)"},
         {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
         {"memory", CLI_SIZE, &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
         {"json", CLI_FLAG, &o->json, NULL, "with --plan: as one JSON document"},
@@ -182,13 +173,10 @@ static int read_settings(int argc, char **argv, settings *o)
         {"drain", CLI_REAL, &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
-    static const char *const checks[] = {"none", "fast", "full"}, *const accesses[] = {"auto", "mmap", "pread"};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0 || (rc = cli_device(&c, device, &o->model.device)) != 0)
+    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0 || (rc = cli_device(&c, device, &o->model.device)) != 0 ||
+        (rc = cli_access(&c, access, &o->model.access)) != 0 || (rc = cli_check(&c, check, &o->model.check)) != 0)
         return rc;
-    int level = choose(check, checks, 3), how = choose(access, accesses, 3);
-    if (level < 0 || how < 0)
-        return cli_usage_error(&c, level < 0 ? "--check takes none, fast or full" : "--access takes auto, mmap or pread");
     if (strcmp(thinking, "on") != 0 && strcmp(thinking, "off") != 0)
         return cli_usage_error(&c, "--thinking takes on or off");
     if (port < 0 || port > 65535)
@@ -228,8 +216,6 @@ static int read_settings(int argc, char **argv, settings *o)
     v->max_requests = (int)requests;
     v->max_queue = (int)queue;
     v->thinking = strcmp(thinking, "on") == 0;
-    o->model.access = (bl_access[]){BL_ACCESS_AUTO, BL_ACCESS_MMAP, BL_ACCESS_PREAD}[how];
-    o->model.check = (bl_check[]){BL_CHECK_NONE, BL_CHECK_FAST, BL_CHECK_FULL}[level];
     o->model.threads = (int)threads;
     o->model.cache.sequences = (int)requests;
     o->model.cache.context = v->max_context;
@@ -239,7 +225,7 @@ static int read_settings(int argc, char **argv, settings *o)
 
 int main(int argc, char **argv)
 {
-    settings o = {.server = {.host = "127.0.0.1", .max_body = 64u << 20, .step_tokens = 512, .timeout = 120, .ping = 15}, .drain = 30};
+    settings o = {.server = bl_server_defaults(), .drain = 30};
     sigset_t signals;
     int rc = read_settings(argc, argv, &o);
     if (rc < 0 && o.plan) {

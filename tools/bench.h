@@ -92,6 +92,8 @@ bl_status bench_fma_ceiling(bench *b, bench_subject *s, bl_error *err);
 bl_status bench_dot_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* A copy within the memory of the current GPU; bytes read and written both count. */
 bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err);
+/* A copy from pinned host memory to the current GPU. */
+bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* A plain writer: one file of bytes in folder, large sequential writes from reused memory, fsync. direct: O_DIRECT where the
  * file system has it. */
 bl_status bench_disk_ceiling(bench *b, bench_subject *s, const char *folder, uint64_t bytes, bool direct, bl_error *err);
@@ -102,6 +104,7 @@ int bench_ceilings(int argc, char **argv);
 int bench_convert(int argc, char **argv);
 int bench_decode(int argc, char **argv);
 int bench_hash(int argc, char **argv);
+int bench_load(int argc, char **argv);
 int bench_prefill(int argc, char **argv);
 int bench_linear(int argc, char **argv);
 int bench_ops(int argc, char **argv);

@@ -60,6 +60,9 @@ void cli_raise_file_limit(void);
 
 /* --device cpu, cuda or auto (NULL leaves *device) -> where to compute; 0 or exit status 2. */
 int cli_device(const cli_command *c, const char *name, bl_device *device);
+/* --access auto, mmap or pread; --check none, fast or full. Likewise. */
+int cli_access(const cli_command *c, const char *name, bl_access *access);
+int cli_check(const cli_command *c, const char *name, bl_check *check);
 
 /* Folder of the model used when none is named: that of the installation which the program is part of, wherever it was moved to,
  * else the one given to the build, or of the source tree. */

@@ -88,10 +88,9 @@ static bool is_supported(const struct cudaDeviceProp *p)
 static bl_status create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
 {
     struct cudaDeviceProp prop;
-    int device;
     BL_TRY(check_shapes(&c->config, err));
-    BL_TRY(bl_cuda_check(cudaGetDevice(&device), "looking for a device", err));
-    BL_TRY(bl_cuda_check(cudaGetDeviceProperties(&prop, device), "looking for a device", err));
+    BL_TRY(bl_cuda_check(cudaGetDevice(&c->device), "looking for a device", err));
+    BL_TRY(bl_cuda_check(cudaGetDeviceProperties(&prop, c->device), "looking for a device", err));
     if (!is_supported(&prop))
         return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "%s has compute capability %d.%d: the CUDA backend is built for 9.0 and 10.0",
                        prop.name, prop.major, prop.minor);
@@ -115,6 +114,7 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     }
     c->base = (bl_backend){.name = "cuda", .destroy = cuda_destroy, .alloc = bl_cuda_alloc, .release = bl_cuda_release,
                            .allocated = allocated, .upload = bl_cuda_upload, .download = bl_cuda_download, .import = bl_cuda_import,
+                           .place = bl_cuda_place, .load = bl_cuda_load,
                            .begin = bl_cuda_begin, .end = bl_cuda_end};
     bl_cuda_set_operations(&c->base);
     bl_cuda_set_attention(&c->base);

@@ -12,7 +12,6 @@
 #include <pthread.h>
 
 enum {
-    CUDA_STAGES = 2,
     CUDA_WIDE = 64 << 20, /* elements: any projection but Engram's at the released widths */
     CUDA_SIDE_WIDE = 16 << 20
 };
@@ -59,16 +58,14 @@ typedef struct bl_cuda {
     bl_config config;
     bl_shard shard;
     int64_t max_tokens;
-    bl_pool *pool; /* borrowed: copies weights to the staging buffers */
+    int device;
+    bl_pool *pool; /* borrowed: reads weights and Engram rows */
     bl_cuda_stream stream, side;
     void *forked, *joined; /* events */
     pthread_mutex_t lock; /* of alloc and release */
 
     /* weights */
     cuda_slab *slabs;
-    uint8_t *stage[CUDA_STAGES]; /* pinned */
-    void *stage_free[CUDA_STAGES]; /* events: the buffer has been copied */
-    int next_stage;
     const bl_weights *known; /* whose experts are in the table, and their version */
     int64_t known_version;
     bl_cuda_expert *experts; /* device [layers][experts] */
@@ -125,12 +122,16 @@ bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, u
 /* weight_bytes: room for weights made at once; 0 = as they come. */
 bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err);
 void bl_cuda_memory_destroy(bl_cuda *c);
+void *bl_cuda_place(bl_backend *b, uint64_t bytes);
 /* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
 bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
 
 /* The side stream goes on from here; the main stream goes on when the side stream is done. */
 void bl_cuda_fork(bl_cuda *c);
 void bl_cuda_join(bl_cuda *c);
+
+/* ---- load.c */
+bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
 
 /* ---- pass.c */
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);

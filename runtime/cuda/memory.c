@@ -1,12 +1,10 @@
-/* Device memory, and the way of weights into it: from mapped files through pinned buffers, two of them taking turns. */
+/* Device memory, and errors. */
 #include "runtime/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { COPY_PART = 1 << 20 };
-#define STAGE_BYTES ((uint64_t)32 << 20)
 #define SLAB_BYTES ((uint64_t)256 << 20)
 
 bl_status bl_cuda_check(int code, const char *doing, bl_error *err)
@@ -85,8 +83,9 @@ static cuda_slab *add_slab(bl_cuda *c, uint64_t bytes, bool full)
 }
 
 /* Room for a weight: small ones share slabs, large ones have their own. With a plan there is one slab for all. */
-static void *place(bl_cuda *c, uint64_t bytes)
+void *bl_cuda_place(bl_backend *b, uint64_t bytes)
 {
+    bl_cuda *c = cuda_of(b);
     cuda_slab *s = c->slabs;
     bytes = bl_line(bytes);
     if (!s || s->bytes - s->used < bytes) {
@@ -98,56 +97,26 @@ static void *place(bl_cuda *c, uint64_t bytes)
     return at;
 }
 
-typedef struct copy_job {
-    uint8_t *to;
-    const uint8_t *from;
-    uint64_t bytes;
-} copy_job;
-
-static void copy_part(void *arg, int64_t item, int worker)
-{
-    const copy_job *j = arg;
-    const uint64_t at = (uint64_t)item * COPY_PART, n = j->bytes - at < COPY_PART ? j->bytes - at : COPY_PART;
-    (void)worker;
-    memcpy(j->to + at, j->from + at, n);
-}
-
+/* Weights that are made in memory: few, and benchmarks. */
 bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err)
 {
-    bl_cuda *c = cuda_of(b);
-    uint8_t *to = place(c, bytes);
+    void *to = bl_cuda_place(b, bytes);
     (void)align; /* every weight is aligned for the widest loads */
     if (!to)
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for a weight of %llu bytes", (unsigned long long)bytes);
     *device = to;
-    for (uint64_t at = 0; at < bytes; at += STAGE_BYTES) {
-        const int i = c->next_stage++ % CUDA_STAGES;
-        copy_job job = {c->stage[i], (const uint8_t *)host + at, bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES};
-        BL_TRY(bl_cuda_check(cudaEventSynchronize(c->stage_free[i]), "loading weights", err));
-        bl_pool_run(job.bytes > COPY_PART ? c->pool : NULL, (int64_t)((job.bytes + COPY_PART - 1) / COPY_PART), copy_part, &job);
-        BL_TRY(bl_cuda_check(cudaMemcpyAsync(to + at, job.to, job.bytes, cudaMemcpyHostToDevice, c->stream), "loading weights", err));
-        BL_TRY(bl_cuda_check(cudaEventRecord(c->stage_free[i], c->stream), "loading weights", err));
-    }
-    return BL_OK;
+    bl_cuda_upload(b, to, host, bytes);
+    return bl_cuda_check(cudaGetLastError(), "loading weights", err);
 }
 
 bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
 {
-    if (weight_bytes && !add_slab(c, weight_bytes, false))
-        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for weights of %llu bytes", (unsigned long long)weight_bytes);
-    for (int i = 0; i < CUDA_STAGES; i++) {
-        BL_TRY(bl_cuda_check(cudaHostAlloc((void **)&c->stage[i], STAGE_BYTES, cudaHostAllocDefault), "pinning staging buffers", err));
-        BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->stage_free[i], cudaEventDisableTiming), "events", err));
-    }
-    return BL_OK;
+    if (!weight_bytes || add_slab(c, weight_bytes, false)) return BL_OK;
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for weights of %llu bytes", (unsigned long long)weight_bytes);
 }
 
 void bl_cuda_memory_destroy(bl_cuda *c)
 {
-    for (int i = 0; i < CUDA_STAGES; i++) {
-        if (c->stage[i]) cudaFreeHost(c->stage[i]);
-        if (c->stage_free[i]) cudaEventDestroy(c->stage_free[i]);
-    }
     while (c->slabs) {
         cuda_slab *next = c->slabs->next;
         cudaFree(c->slabs->memory);

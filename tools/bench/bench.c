@@ -18,6 +18,7 @@ static const struct {
     {"decode", bench_decode, "one token through layers of the released widths, beside the read rate"},
     {"hash", bench_hash, "chunk and value digests in memory"},
     {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
+    {"load", bench_load, "weights from files to the GPU, beside what its bus takes"},
     {"ops", bench_ops, "attention, index scores, residual streams and selections"},
     {"prefill", bench_prefill, "a prompt through the same, beside the multiply-add peak"},
     {"start", bench_start, "from nothing to the first token over HTTP"},

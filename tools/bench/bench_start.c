@@ -61,8 +61,8 @@ static bl_status ask(const start_run *r, int fd, bl_error *err)
 static bl_status run_start(void *arg, bl_error *err)
 {
     start_run *r = arg;
-    const bl_server_options o = {.host = "127.0.0.1", .model_name = "model", .max_requests = 32, .max_queue = 256, .max_body = 64 << 20,
-                                 .step_tokens = 512, .timeout = 120, .ping = 15};
+    bl_server_options o = bl_server_defaults();
+    o.model_name = "model";
     BL_TRY(bl_server_start(&r->server, &o, err));
     BL_TRY(bl_model_open(&r->model, r->path, &r->options, err));
     BL_TRY(bl_server_ready(r->server, r->model, err));
@@ -122,13 +122,14 @@ int bench_start(int argc, char **argv)
     bl_error_clear(&err);
     start_run *r = bench_record(&b, sizeof *r);
     bl_status s = r ? BL_OK : bl_fail(&err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    bool none = !strcmp(check, "none"), full = !strcmp(check, "full");
-    if (s == BL_OK && (prompt < 1 || prompt > MAX_PROMPT || (!none && !full && strcmp(check, "fast") != 0)))
-        s = bl_fail(&err, BL_E_USAGE, NULL, NULL, -1, "--prompt-tokens takes 1 to %d, --check none, fast or full", MAX_PROMPT);
+    bl_check level = BL_CHECK_FAST;
+    if (cli_check(&c, check, &level)) s = bl_fail(&err, BL_E_USAGE, NULL, "--check", -1, "is not known");
+    if (s == BL_OK && (prompt < 1 || prompt > MAX_PROMPT))
+        s = bl_fail(&err, BL_E_USAGE, NULL, "--prompt-tokens", -1, "takes 1 to %d", MAX_PROMPT);
     if (s == BL_OK) {
         r->path = count ? args[0] : cli_default_model();
         r->count = prompt;
-        r->options = (bl_model_options){.check = none ? BL_CHECK_NONE : full ? BL_CHECK_FULL : BL_CHECK_FAST, .cpu = b.cpu, .need_tokenizer = true};
+        r->options = (bl_model_options){.check = level, .cpu = b.cpu, .need_tokenizer = true};
         s = measure(&b, r, &err);
         end_start(r);
         bl_model_close(&r->open);

@@ -1,6 +1,7 @@
 #include "tools/bench.h"
 
 #include <cuda_runtime_api.h>
+#include <string.h>
 
 typedef struct copy {
     void *from, *to;
@@ -28,5 +29,23 @@ bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err)
     BL_TRY(failed(cudaMalloc(&c->to, COPY_BYTES), err));
     BL_TRY(failed(cudaMemset(c->from, 0x5a, COPY_BYTES), err));
     *s = (bench_subject){.name = "copy on the device", .run = run_copy, .arg = c, .work = 2e-9 * (double)COPY_BYTES, .unit = "GB"};
+    return BL_OK;
+}
+
+static bl_status run_upload(void *arg, bl_error *err)
+{
+    const copy *c = arg;
+    BL_TRY(failed(cudaMemcpyAsync(c->to, c->from, COPY_BYTES, cudaMemcpyHostToDevice, 0), err));
+    return failed(cudaStreamSynchronize(0), err);
+}
+
+bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err)
+{
+    copy *c = bench_record(b, sizeof *c);
+    if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(failed(cudaHostAlloc(&c->from, COPY_BYTES, cudaHostAllocDefault), err));
+    BL_TRY(failed(cudaMalloc(&c->to, COPY_BYTES), err));
+    memset(c->from, 0x5a, COPY_BYTES);
+    *s = (bench_subject){.name = "host to device, pinned", .run = run_upload, .arg = c, .work = 1e-9 * (double)COPY_BYTES, .unit = "GB"};
     return BL_OK;
 }

@@ -1,0 +1,47 @@
+"""baleend with the CUDA backend on a CUDA runtime that only records (tests/stub/cudart.h): what goes wrong, and what is said."""
+import os
+import shutil
+
+import pytest
+from conftest import BUILD, DEMO, run
+
+PROGRAM = BUILD / "tests" / "baleend_gpu_stub"
+OUT_OF_MEMORY, NO_DEVICE, OLD_DRIVER, ILLEGAL = 2, 100, 35, 700
+
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="no nvcc: the server's GPU failures are NOT tested")
+
+
+def start(*args, **env):
+    return run(PROGRAM, *args, "--device", "cuda", "--port", "0", timeout=60, env={**os.environ, **env})
+
+
+def refused(*args, rc, words, **env):
+    r = start(*args, **env)
+    assert r.rc == rc and r.err.count("\n") == 1 and r.err.startswith("baleend: "), (r.rc, r.err)
+    for w in words:
+        assert w in r.err, r.err
+
+
+@pytest.fixture(scope="module")
+def packed(baleen, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gpu") / "packed"
+    assert baleen("convert", DEMO, path, "--to", "packed").rc == 0
+    return path
+
+
+@pytest.mark.parametrize("name,tensor", [("layer-03", "layers.3."), ("engram", "engram.embed")])
+def test_a_flipped_bit_is_found_on_the_way(packed, tmp_path, name, tensor):
+    shutil.copytree(packed, tmp_path / "m")
+    file = max((p for p in (tmp_path / "m" / "rank-0000").glob("*.safetensors") if name in p.name), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    refused(tmp_path / "m", "--check", "full", rc=3, words=[file.name, tensor, "differs from its digest"])
+
+
+def test_cannot_start():
+    refused(DEMO, rc=2, words=["no CUDA-capable device"], CUDA_STUB_NONE="1")
+    refused(DEMO, rc=2, words=["driver"], CUDA_STUB_FAIL=f"any 1 {OLD_DRIVER}")
+    refused(DEMO, rc=4, words=["does not fit", "are free"], CUDA_STUB_MEMORY=str(10**9))
+    refused(DEMO, rc=4, words=["out of"], CUDA_STUB_FAIL=f"cudaMalloc 2 {OUT_OF_MEMORY}")
+    refused(DEMO, rc=4, words=["illegal memory access"], CUDA_STUB_FAIL=f"cudaMemcpyAsync 9 {ILLEGAL}")
