@@ -63,44 +63,12 @@ bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst,
 void bl_bucket_job_close(bl_bucket_job *b)
 {
     for (size_t i = 0; b->hashes && i < b->job.plan.file_count; i++) {
-        bl_bucket_hashes_close(&b->hashes[i]);
+        bl_data_hashes_close(&b->hashes[i]);
     }
     pthread_mutex_destroy(&b->job.lock);
     free(b->job.sums);
     bl_checkpoint_close(&b->job.source);
     bl_arena_reset(&b->job.arena);
-}
-
-/* ---- digests */
-
-bl_status bl_bucket_hashes_open(bl_bucket_hashes *h, bl_error *err)
-{
-    BL_TRY(bl_hasher_create(&h->bucket, err));
-    return bl_hasher_create(&h->tensor, err);
-}
-
-void bl_bucket_hashes_close(bl_bucket_hashes *h)
-{
-    bl_hasher_destroy(&h->bucket);
-    bl_hasher_destroy(&h->tensor);
-}
-
-void bl_bucket_hash(bl_bucket_hashes *h, bl_bucket *bucket, bl_bucket_tensor *tensor, const uint8_t *data, uint64_t offset, uint64_t n)
-{
-    enum { PIECE = 128 << 10 }; /* well inside a second-level cache: it is hashed twice */
-    for (uint64_t at = 0, take; at < n; at += take) {
-        take = n - at < PIECE ? n - at : PIECE;
-        bl_hasher_update(h->bucket, data + at, take);
-        if (tensor) {
-            bl_hasher_update(h->tensor, data + at, take);
-        }
-    }
-    if (tensor && offset + n == tensor->tensor.nbytes) {
-        tensor->digest = bl_hasher_final(h->tensor);
-    }
-    if (tensor && tensor == &bucket->tensors[bucket->count - 1] && offset + n == tensor->tensor.nbytes) {
-        bucket->digest = bl_hasher_final(h->bucket);
-    }
 }
 
 /* ---- the stream */
@@ -143,21 +111,24 @@ static bl_status produce(bl_job *j, const bl_tile *t, bl_error *err)
 static bl_status hash(bl_bucket_job *b, const bl_tile *t, bl_error *err)
 {
     const uint8_t *data = t->data;
-    bl_bucket_hashes *h = &b->hashes[t->lane];
-    if (!h->bucket) {
-        BL_TRY(bl_bucket_hashes_open(h, err));
+    bl_data_hashes *h = &b->hashes[t->lane];
+    if (!h->data) {
+        BL_TRY(bl_data_hashes_open(h, err));
     }
-    for (size_t i = 0; i < t->segment_count; i++) {
+    for (size_t i = 0; i < t->segment_count; data += t->segments[i++].nbytes) {
         const bl_segment *g = &t->segments[i];
         const bl_plan_tensor *pt = piece_of(b, t, i)->tensor;
+        bl_bucket_tensor *entry = pt ? b->planned.entries[pt - b->job.plan.tensors] : NULL;
         if (pt) {
-            bl_bucket_hash(h, &b->planned.buckets.buckets[t->lane], b->planned.entries[pt - b->job.plan.tensors], data, g->offset,
-                           g->nbytes);
+            bl_data_hash(h, data, g->nbytes, entry != NULL);
         }
-        data += g->nbytes;
+        if (entry && g->offset + g->nbytes == entry->tensor.nbytes) {
+            entry->digest = bl_hasher_final(h->tensor);
+        }
     }
     if (t->last) {
-        bl_bucket_hashes_close(h);
+        b->planned.buckets.buckets[t->lane].digest = bl_hasher_final(h->data);
+        bl_data_hashes_close(h);
     }
     return BL_OK;
 }

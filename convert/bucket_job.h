@@ -5,11 +5,6 @@
 #include "convert/bucket_plan.h"
 #include "convert/job.h"
 
-/* The digests of a bucket while its bytes pass. */
-typedef struct bl_bucket_hashes {
-    bl_hasher *bucket, *tensor;
-} bl_bucket_hashes;
-
 struct bl_bucket_job;
 typedef struct bl_bucket_pass {
     bl_status (*work)(struct bl_bucket_job *b, const bl_tile *t, bl_error *err);
@@ -20,7 +15,7 @@ typedef struct bl_bucket_job {
     bl_job job; /* first: the stream's callbacks get a pointer to it */
     bl_convert_options options;
     bl_bucket_plan planned;
-    bl_bucket_hashes *hashes; /* [files] */
+    bl_data_hashes *hashes; /* [files] */
     const bl_bucket_pass *pass;
 } bl_bucket_job;
 
@@ -37,10 +32,5 @@ bl_status bl_bucket_job_stream(bl_bucket_job *b, const bl_bucket_pass *pass, bl_
 bl_status bl_bucket_folder(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), bl_error *err);
 /* buckets.json and the two flattened forms, into the folder. */
 bl_status bl_bucket_descriptions(bl_job *j, const bl_buckets *k, bl_error *err);
-
-/* Add a segment of a bucket, in order, to the digests of the bucket and of tensor (NULL: padding), whose digest is set at its end. */
-void bl_bucket_hash(bl_bucket_hashes *h, bl_bucket *bucket, bl_bucket_tensor *tensor, const uint8_t *data, uint64_t offset, uint64_t n);
-bl_status bl_bucket_hashes_open(bl_bucket_hashes *h, bl_error *err);
-void bl_bucket_hashes_close(bl_bucket_hashes *h);
 
 #endif

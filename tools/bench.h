@@ -99,6 +99,7 @@ bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err);
 bl_status bench_disk_ceiling(bench *b, bench_subject *s, const char *folder, uint64_t bytes, bool direct, bl_error *err);
 
 /* ---- benchmarks: the rows of tools/bench/bench.c */
+int bench_bucket(int argc, char **argv);
 int bench_cast(int argc, char **argv);
 int bench_ceilings(int argc, char **argv);
 int bench_convert(int argc, char **argv);

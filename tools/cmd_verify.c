@@ -14,7 +14,7 @@ static const char details[] =
     "  1  structure: strict safetensors headers, sizes, manifests that agree with the files\n"
     "  2  semantic: tensors against the config, scales, NaN codes, infinities\n"
     "  3  content: SHA-256 of every file with a recorded one (SHA256SUMS, Hugging Face cache), every 8 MiB chunk of a packed\n"
-    "     model\n"
+    "     model, every tensor of weight-sync buckets\n"
     "  4  trust: with --key PUB, and before anything else: SHA256SUMS.sig is the Ed25519 signature of SHA256SUMS, which must list\n"
     "     every file (what git and the Hugging Face client keep for themselves aside: .git*, .cache)\n"
     "\n"
@@ -95,7 +95,7 @@ static void on_note(void *arg, const char *text)
 
 static const char *kind_name(bl_source_kind k)
 {
-    return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : "hf";
+    return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : k == BL_SOURCE_BUCKETS ? "buckets" : "hf";
 }
 
 static const char *trust_name(bl_trust t)
@@ -142,7 +142,7 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
     }
     printf(" at level %d: %zu tensors in %zu files", o->level, r->tensors, r->files);
     if (o->level >= 3) {
-        printf(", %zu files by SHA-256, %zu chunks", r->files_hashed, r->chunks);
+        printf(", %zu files by SHA-256, %zu %s", r->files_hashed, r->chunks, r->kind == BL_SOURCE_BUCKETS ? "tensors by XXH3-128" : "chunks");
     }
     if (r->files_hub) {
         printf(", %zu of them as Hugging Face records them", r->files_hub);

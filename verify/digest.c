@@ -220,6 +220,30 @@ bl_digest bl_hasher_final(bl_hasher *h)
     return d;
 }
 
+bl_status bl_data_hashes_open(bl_data_hashes *h, bl_error *err)
+{
+    BL_TRY(bl_hasher_create(&h->data, err));
+    return bl_hasher_create(&h->tensor, err);
+}
+
+void bl_data_hashes_close(bl_data_hashes *h)
+{
+    bl_hasher_destroy(&h->data);
+    bl_hasher_destroy(&h->tensor);
+}
+
+void bl_data_hash(bl_data_hashes *h, const uint8_t *bytes, uint64_t n, bool of_tensor)
+{
+    enum { PIECE = 128 << 10 }; /* well inside a second-level cache: it is hashed twice */
+    for (uint64_t at = 0, take; at < n; at += take) {
+        take = n - at < PIECE ? n - at : PIECE;
+        bl_hasher_update(h->data, bytes + at, take);
+        if (of_tensor) {
+            bl_hasher_update(h->tensor, bytes + at, take);
+        }
+    }
+}
+
 struct bl_chunker {
     bl_hasher *hasher;
 };

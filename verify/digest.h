@@ -90,6 +90,16 @@ void bl_hasher_update(bl_hasher *h, const void *data, uint64_t n);
 /* The digest of all bytes so far; h then starts anew. */
 bl_digest bl_hasher_final(bl_hasher *h);
 
+/* The digests of a file's data and of its tensors, while their bytes pass in order. */
+typedef struct bl_data_hashes {
+    bl_hasher *data, *tensor;
+} bl_data_hashes;
+
+bl_status bl_data_hashes_open(bl_data_hashes *h, bl_error *err);
+void bl_data_hashes_close(bl_data_hashes *h); /* also of one that was not opened */
+/* Add n bytes; of_tensor: they are a tensor's, not padding. */
+void bl_data_hash(bl_data_hashes *h, const uint8_t *bytes, uint64_t n, bool of_tensor);
+
 /* XXH3-128, seed 0, of n bytes. */
 bl_digest bl_digest_bytes(const void *data, uint64_t n);
 

@@ -1,5 +1,7 @@
 #include "verify/verify.h"
 
+#include "formats/buckets.h"
+#include "verify/bucket_proof.h"
 #include "verify/companions.h"
 #include "verify/compare.h"
 #include "verify/scales.h"
@@ -329,7 +331,7 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
         bl_key_name(key, report->signer);
     }
     pthread_mutex_init(&f.lock, NULL);
-    bl_status s = verify(path, &f, sides, key, report, err);
+    bl_status s = bl_buckets_recognise(path) ? bl_buckets_prove(path, &f, key, report, err) : verify(path, &f, sides, key, report, err);
     close_side(&sides[0]);
     close_side(&sides[1]);
     bl_key_destroy(&key);

@@ -68,13 +68,13 @@ typedef struct bl_verify_report {
     size_t files_unproven; /* weight files that nothing is recorded for */
     size_t files_cached;   /* of files_hashed: not read, taken from the cache */
     uint64_t bytes_cached;
-    size_t chunks;         /* chunk digests that are right */
+    size_t chunks;         /* chunk digests, or those of tensors in buckets, that are right */
     size_t compared;       /* weights whose values are equal on both sides */
     uint64_t bytes;        /* read */
     double seconds;
 } bl_verify_report;
 
-/* Verify path (HF folder, packed model, single safetensors file). BL_OK: all of it holds. BL_E_FINDING: on_finding has said what
+/* Verify path (HF folder, packed model, single safetensors file, folder of weight-sync buckets: bucket_proof.h). BL_OK: all of it holds. BL_E_FINDING: on_finding has said what
  * does not. Anything else: path could not be verified at all (missing, not a checkpoint, read error); for a single file a
  * broken header is BL_E_INPUT. */
 bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_report *report, bl_error *err);

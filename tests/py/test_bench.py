@@ -68,6 +68,21 @@ def test_convert_runs_what_is_chosen(tmp_path):
         assert r.rc == 2 and r.err.count("\n") == 1, only
 
 
+def test_bucket_stands_beside_the_copy_ceiling(tmp_path):
+    src, work = tmp_path / "src", tmp_path / "work"
+    work.mkdir()
+    assert run("baleen", "synth", src, "--preset", "nano").rc == 0
+    r = run("baleen", "bench", "bucket", work, "--source", src, "--bucket-size", "256KiB", "--rounds", "1", "--threads", "1", "--json")
+    assert r.rc == 0, r.err
+    made, verify = json.loads(r.out)["sets"]
+    assert "groups" in made["title"] and "buckets" in made["title"]
+    figures = {f["name"]: f for f in made["figures"]}
+    assert any("copy" in n for n in figures) and figures["bucket"]["rate"]["median"] > 0
+    assert figures["bucket --no-sha256"]["ceiling"] in figures and figures["bucket"]["beside"] == "bucket --no-sha256"
+    assert verify["figures"][1]["rate"]["median"] > 0
+    assert list(work.iterdir()) == [] and src.exists()
+
+
 def test_convert_interrupted_prints_what_it_has(tmp_path):
     src, work = tmp_path / "src", tmp_path / "work"
     work.mkdir()

@@ -12,6 +12,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } benches[] = {
+    {"bucket", bench_bucket, "weight-sync buckets, beside copying and writing"},
     {"cast", bench_cast, "fp4 and fp8 weights to bf16 in memory, beside the copy rate"},
     {"ceilings", bench_ceilings, "what this machine can do: copy, read, hash, multiply-add, write"},
     {"convert", bench_convert, "whole conversions, beside what the disk takes and the CPUs hash"},

@@ -1,23 +1,16 @@
 /* Whole conversions and a verification, beside what the disk takes from a program that only writes and what the CPUs hash. */
 #include "tools/bench.h"
+#include "tools/bench/folders.h"
 
 #include "convert/convert.h"
-#include "convert/synth.h"
 #include "runtime/engram.h"
 #include "verify/verify.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define WIDE_FIXED 1.65e9 /* bytes of the preset "wide" that are no routed experts */
-#define WIDE_EXPERT 0.075e9 /* bytes of one expert in all of its layers */
-#define PIECE ((size_t)4 << 20)
 
 typedef struct convert_bench {
     bench *b;
@@ -26,7 +19,7 @@ typedef struct convert_bench {
     char source[4096], out[4096];
     uint64_t source_bytes, writer_bytes;
     bool cold;
-    void *piece; /* [PIECE] */
+    void *piece; /* [BENCH_FOLDER_PIECE] */
 } convert_bench;
 
 typedef struct conversion {
@@ -73,99 +66,18 @@ static bool usable(const char *only)
     return any;
 }
 
-static bl_status token_classes(const char *text, size_t n, int *classes, bl_error *err)
-{
-    bl_tokenizer *t;
-    int32_t *map = NULL;
-    BL_TRY(bl_tokenizer_parse(&t, text, n, "tokenizer.json", err));
-    bl_status s = bl_engram_token_map(t, &map, classes, err);
-    free(map);
-    bl_tokenizer_close(&t);
-    return s;
-}
-
-/* Remove an output folder, with one level of folders in it. */
-static void remove_folder(const char *path)
-{
-    char name[4600];
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        if (unlink(name)) remove_folder(name);
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
-
-/* Bring a folder's files into the page cache, or out of it. */
-static void warm_or_cool(const char *path, bool cool, void *piece)
-{
-    char name[4600];
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        int fd = open(name, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0 && cool) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        while (fd >= 0 && !cool && read(fd, piece, PIECE) > 0) {
-        }
-        if (fd >= 0) close(fd);
-    }
-    if (d) closedir(d);
-}
-
-/* Pages of a file, and how many of them the page cache holds. */
-static void count_cached(const char *name, size_t *pages, size_t *cached)
-{
-    struct stat st;
-    int fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    size_t n = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? ((size_t)st.st_size + 4095) / 4096 : 0;
-    void *p = n ? mmap(NULL, n * 4096, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    unsigned char *in = malloc(n + 1);
-    if (p != MAP_FAILED && in && mincore(p, n * 4096, in) == 0) {
-        *pages += n;
-        for (size_t i = 0; i < n; i++) *cached += in[i] & 1;
-    }
-    free(in);
-    if (p != MAP_FAILED) munmap(p, n * 4096);
-    close(fd);
-}
-
-static double cached_share(const char *path)
-{
-    char name[4600];
-    size_t pages = 0, cached = 0;
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        count_cached(name, &pages, &cached);
-    }
-    if (d) closedir(d);
-    return pages ? (double)cached / (double)pages : 0;
-}
-
-/* What is dirty or being discarded would count against the next subject. */
-static void settle(const convert_bench *cb)
-{
-    int fd = open(cb->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    syncfs(fd);
-    close(fd);
-}
-
 static void prepare_source(void *arg)
 {
     const convert_bench *cb = ((conversion *)arg)->cb;
-    settle(cb); /* the plain writer removed its file */
-    warm_or_cool(cb->source, cb->cold, cb->piece);
+    bench_settle(cb->folder); /* the plain writer removed its file */
+    bench_folder_warm(cb->source, cb->cold, cb->piece);
 }
 
 static void remove_output(void *arg)
 {
     const convert_bench *cb = ((conversion *)arg)->cb;
-    remove_folder(cb->out);
-    settle(cb);
+    bench_folder_remove(cb->out);
+    bench_settle(cb->folder);
 }
 
 static bl_status run_convert(void *arg, bl_error *err)
@@ -188,19 +100,7 @@ static void cool_output(void *arg)
     const convert_bench *cb = ((conversion *)arg)->cb;
     char rank[4200];
     snprintf(rank, sizeof rank, "%s/rank-0000", cb->out);
-    warm_or_cool(rank, true, NULL);
-}
-
-static bl_status make_source(convert_bench *cb, uint64_t bytes, bl_error *err)
-{
-    char experts[64];
-    double wanted = ((double)bytes - WIDE_FIXED) / WIDE_EXPERT;
-    snprintf(experts, sizeof experts, "n_routed_experts=%d", wanted < 8 ? 8 : wanted > 384 ? 384 : (int)wanted);
-    const char *overrides[] = {experts};
-    bl_synth_options o = {.preset = "wide", .overrides = overrides, .override_count = 1, .seed = 1, .shards = 4,
-                          .token_classes = token_classes, .cancelled = cli_interrupted};
-    bl_synth_report report;
-    return bl_synth(cb->source, &o, &report, err);
+    bench_folder_warm(rank, true, NULL);
 }
 
 static bl_status new_conversion(const convert_bench *cb, const struct subject_kind *k, conversion **out, bl_convert_report *planned,
@@ -274,11 +174,11 @@ static bl_status measure(const convert_bench *cb, bl_target target, bl_error *er
         any = true;
     }
     if (!any) return BL_OK;
-    warm_or_cool(cb->source, cb->cold, cb->piece);
+    bench_folder_warm(cb->source, cb->cold, cb->piece);
     snprintf(title, sizeof title,
              "converting %.2f GB, %.0f%% of them in the page cache before each run (%s), to new files with O_DIRECT and fsync;\n"
              "plain writer: %.2f GB to one new file with O_DIRECT and fsync, reads nothing",
-             1e-9 * (double)source_bytes, 100 * cached_share(cb->source), cb->cold ? "cold: read from its disk" : "warm",
+             1e-9 * (double)source_bytes, 100 * bench_folder_cached(cb->source), cb->cold ? "cold: read from its disk" : "warm",
              1e-9 * (double)cb->writer_bytes);
     return bench_run(cb->b, title, set.s, set.n, err);
 }
@@ -315,14 +215,14 @@ static bl_status body(convert_bench *cb, const char *source, uint64_t bytes, bl_
     if (source) n = snprintf(cb->source, sizeof cb->source, "%s", source);
     else snprintf(cb->source, sizeof cb->source, "%s/baleen-bench-%ld-source", cb->folder, (long)getpid());
     if (n < 0 || n >= (int)sizeof cb->out) return bl_fail(err, BL_E_USAGE, cb->folder, NULL, -1, "the path is too long");
-    BL_TRY(bench_memory(cb->b, PIECE, &cb->piece, err));
-    bl_status s = source ? BL_OK : make_source(cb, bytes, err);
+    BL_TRY(bench_memory(cb->b, BENCH_FOLDER_PIECE, &cb->piece, err));
+    bl_status s = source ? BL_OK : bench_source(cb->source, bytes, err);
     if (s == BL_OK) {
-        settle(cb); /* dirty pages cannot be dropped */
+        bench_settle(cb->folder); /* dirty pages cannot be dropped */
         s = all_sets(cb, err);
     }
-    if (!source) remove_folder(cb->source);
-    remove_folder(cb->out);
+    if (!source) bench_folder_remove(cb->source);
+    bench_folder_remove(cb->out);
     return s;
 }
 

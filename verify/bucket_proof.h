@@ -1,0 +1,14 @@
+/* Proving a folder of weight-sync buckets. Private to verify/. */
+#ifndef BL_VERIFY_BUCKET_PROOF_H
+#define BL_VERIFY_BUCKET_PROOF_H
+
+#include "verify/finder.h"
+#include "verify/key.h"
+
+/* Level 0: the tensors of buckets.json are those of the model and of config.json, no file but the buckets is a safetensors file;
+ * 1: every bucket's header is as described, the flattened metadata follow from buckets.json; 2: no NaN code, no value that is not
+ * finite; 3: XXH3-128 of every tensor (report: chunks) and bucket, SHA256SUMS. key: to sign with, or to check
+ * the signature with, as f's options say; else NULL. */
+bl_status bl_buckets_prove(const char *folder, bl_finder *f, const bl_key *key, bl_verify_report *report, bl_error *err);
+
+#endif
