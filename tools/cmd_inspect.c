@@ -9,6 +9,7 @@
 #include "formats/checkpoint.h"
 #include "runtime/engram.h"
 #include "tools/check.h"
+#include "tools/exponents.h"
 #include "tools/fit.h"
 #include "tools/generation.h"
 #include "verify/classes.h"
@@ -195,8 +196,10 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
                                                 receipt_real(s.rms)));
         if (s.scale) json_object_set_new(j, "scale", receipt_text(s.scale->name));
         if (scaled) json_object_update_new(j, json_pack("{s:i, s:i}", "scale_min", (int)s.scale_min, "scale_max", (int)s.scale_max));
-        if (f32) json_object_update_new(j, json_pack("{s:o, s:o, s:I}", "scale_low", receipt_real(s.scale_low), "scale_high", receipt_real(s.scale_high), "scale_odd",
-                                                     (json_int_t)s.scale_odd));
+        if (f32)
+            json_object_update_new(j, json_pack("{s:o, s:o, s:I}", "scale_low", receipt_real(s.scale_low), "scale_high",
+                                                receipt_real(s.scale_high), "scale_odd", (json_int_t)s.exponents.odd));
+        if (s.exponents.scales) json_object_set_new(j, "scale_exponents", exponents_json(&s.exponents, f32));
         return receipt_print(cmd->program, j);
     }
     char *dims = json_dumps(shape, 0);
@@ -212,9 +215,10 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
         printf("  scale %s: one %s per %lldx%lld elements\n", s.scale->name, s.scale->dtype == BL_DT_F32 ? "float32" : "byte",
                (long long)s.block_rows, (long long)s.block_cols);
     if (f32)
-        printf("  scales %.9g..%.9g, %llu of them no powers of two\n", s.scale_low, s.scale_high, (unsigned long long)s.scale_odd);
+        printf("  scales %.9g..%.9g, %llu of them no powers of two\n", s.scale_low, s.scale_high, (unsigned long long)s.exponents.odd);
     if (scaled && s.scale_min <= s.scale_max)
         printf("  scale bytes %u..%u (2^%d..2^%d)\n", s.scale_min, s.scale_max, (int)s.scale_min - 127, (int)s.scale_max - 127);
+    if (s.exponents.scales) exponents_print(&s.exponents, f32);
     return 0;
 }
 
@@ -254,7 +258,7 @@ static void note_problem(void *arg, const bl_error *problem)
 /* What the options ask of an opened checkpoint. */
 typedef struct inspect_options {
     const char *tensor, *fit;
-    bool token_map, check, json;
+    bool token_map, check, scales, json;
     int64_t rank, jobs;
 } inspect_options;
 
@@ -275,6 +279,7 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
     int rc = st != BL_OK ? cli_report(cmd->program, st, &err)
              : o->tensor ? inspect_tensor(cmd, c, o->tensor, o->json)
              : o->check  ? check_run(cmd, c, (int)o->jobs, o->json)
+             : o->scales ? scales_run(cmd, c, (int)o->jobs, o->json)
                          : inspect_checkpoint(cmd, c, o->json);
     bl_checkpoint_close(&c);
     return rc;
@@ -289,19 +294,20 @@ int cmd_inspect(int argc, char **argv)
         {"tensor", CLI_STRING, &o.tensor, "NAME", "statistics of one tensor, decoded with its scale"},
         {"fit", CLI_STRING, &o.fit, "LIST", "what would fit where: tp=8,hbm=141G and more, see above"},
         {"check", CLI_FLAG, &o.check, NULL, "read all weights and name those that look wrong"},
-        {"jobs", CLI_INT, &o.jobs, "N", "threads of --check (default: twice the CPUs)"},
+        {"scales", CLI_FLAG, &o.scales, NULL, "histograms of the scales' exponents"},
+        {"jobs", CLI_INT, &o.jobs, "N", "threads of --check (default: twice the CPUs) and --scales (default: the CPUs)"},
         {"rank", CLI_INT, &o.rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
         {"token-map", CLI_FLAG, &o.token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
         {"json", CLI_FLAG, &o.json, NULL, "machine-readable output"},
         {NULL, 0, NULL, NULL, NULL}};
-    const cli_command cmd = {"baleen inspect", "PATH [--check | --fit LIST | --tensor NAME] [options]",
+    const cli_command cmd = {"baleen inspect", "PATH [--check | --scales | --fit LIST | --tensor NAME] [options]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
                              "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
-                             CHECK_HELP FIT_HELP, options, 0, 1};
+                             CHECK_HELP SCALES_HELP FIT_HELP, options, 0, 1};
     int rc = cli_parse(&cmd, argc, argv, args, &count);
     if (rc >= 0) return rc;
-    if (o.token_map + o.check + (o.tensor != NULL) + (o.fit != NULL) > 1)
-        return cli_usage_error(&cmd, "--check, --fit, --tensor and --token-map do not go together");
+    if (o.token_map + o.check + o.scales + (o.tensor != NULL) + (o.fit != NULL) > 1)
+        return cli_usage_error(&cmd, "--check, --scales, --fit, --tensor and --token-map do not go together");
     if (o.fit && o.rank >= 0) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
     if (o.jobs < 0 || o.jobs > 1024) return cli_usage_error(&cmd, "--jobs takes 1 to 1024");
     if (o.token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");

@@ -143,6 +143,7 @@ static bool add_elements(const view *v, bl_stats *s, const uint8_t *data, const 
 
 static void add_scale_bytes(bl_stats *s, const uint8_t *p, uint64_t n)
 {
+    bl_exponents_add(&s->exponents, p, n, false);
     for (uint64_t i = 0; i < n; i++) {
         if (p[i] < s->scale_min) s->scale_min = p[i];
         if (p[i] > s->scale_max) s->scale_max = p[i];
@@ -155,11 +156,11 @@ static void add_scales(const view *v, bl_stats *s, const uint8_t *p, uint64_t n)
         add_scale_bytes(s, p, n);
         return;
     }
+    bl_exponents_add(&s->exponents, p, n, true);
     for (uint64_t i = 0; i < n; i++) {
         double x = scale_at(v, p, i);
         s->scale_low = fmin(s->scale_low, x);
         s->scale_high = fmax(s->scale_high, x);
-        s->scale_odd += bl_f32_scale_inexact(p + 4 * i, 1) == 0;
     }
 }
 
@@ -189,7 +190,8 @@ static bl_status read_tile(const bl_checkpoint *c, const view *v, bl_stats *s, t
     at = s->scale->offset + (first * v->scale_cols + t->col / wide) * v->scale_bytes;
     uint64_t n = t->scale_rows * t->scale_cols;
     BL_TRY(bl_file_read(bl_checkpoint_file(c, s->scale)->file, t->scales, n * v->scale_bytes, at, err));
-    add_scales(v, s, t->scales, n);
+    uint64_t seen = t->row % block ? t->scale_cols : 0; /* a block that the tile before had too */
+    add_scales(v, s, t->scales + seen * v->scale_bytes, n - seen);
     return BL_OK;
 }
 

@@ -2,7 +2,7 @@
 #ifndef BL_VERIFY_STATS_H
 #define BL_VERIFY_STATS_H
 
-#include "formats/checkpoint.h"
+#include "verify/exponents.h"
 
 /* Over all elements. min, max, mean, rms are of the finite ones; a tensor without any has min > max. */
 typedef struct bl_stats {
@@ -15,7 +15,7 @@ typedef struct bl_stats {
     int64_t block_rows, block_cols; /* elements one scale covers */
     unsigned scale_min, scale_max;  /* smallest and largest scale byte; of the tensor's own bytes when it is F8_E8M0 */
     double scale_low, scale_high;   /* smallest and largest F32 scale; low > high without any */
-    uint64_t scale_odd;             /* F32 scales that are no powers of two */
+    bl_exponents exponents;         /* of those scales; of the tensor's own bytes when it is F8_E8M0 */
 } bl_stats;
 
 /* Read tensor t of c in tiles (memory is bounded) and fill *out. A weight of F8_E4M3 or I8 is decoded with its
