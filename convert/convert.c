@@ -12,9 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Room beside the payload: config, tokenizer, index, manifests. */
-#define SMALL_FILES ((uint64_t)64 << 20)
-
 static double now(void)
 {
     struct timespec t;
@@ -146,12 +143,15 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
                           .experts = j->o->experts,
                           .fp8_block_rows = j->o->fp8_block_rows,
                           .layout = &j->layout,
-                          .link = j->o->link};
+                          .link = j->o->link && !j->source->archive};
     if (j->source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
     }
     if (po.target == BL_TO_MERGED && j->source->kind != BL_SOURCE_PACKED) {
         return bl_fail(err, BL_E_INPUT, j->source->path, NULL, -1, "is no packed model: there is nothing to merge");
+    }
+    if (j->o->link && j->source->archive && j->o->note) {
+        j->o->note("the source is an archive, in which there are no files to link: Engram tables are copied");
     }
     BL_TRY(make_layout(j, err));
     BL_TRY(choose_layers(j, &po.layers, err));
@@ -197,7 +197,7 @@ static uint64_t bytes_below(const char *folder, int levels)
 /* What an earlier run left is overwritten, removed or kept: its room counts as free. */
 bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err)
 {
-    uint64_t have, need = j->plan.file_bytes + SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
+    uint64_t have, need = j->plan.file_bytes + BL_JOB_SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
     BL_TRY(bl_free_space(dst, &have, err));
     have += left;
     if (have < need) {
@@ -356,7 +356,7 @@ bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err
 {
     BL_TRY(check_place(src, dst, err));
     char *spill = bl_archive_spill(dst);
-    const bl_archive_options archives = {.spill = spill, .note = j->o->note, .cancelled = j->o->cancelled};
+    const bl_archive_options archives = {.spill = spill, .spill_max = j->o->spill_max, .cancelled = j->o->cancelled};
     const bl_checkpoint_options any = {.any_generation = true, .archives = spill ? &archives : NULL};
     bl_status s = bl_checkpoint_open(&j->source, src, &any, err);
     free(spill);
@@ -374,6 +374,9 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     if (s == BL_OK) {
         fill_report(&j, report);
         s = o->dry_run ? rehearse(&j, dst, err) : write_folder(&j, dst, report, err);
+    }
+    if (s != BL_OK) {
+        bl_archive_show(j.source->archive, err);
     }
     bl_hints_close(&j.hints);
     report->kept_files = j.kept_files;

@@ -24,6 +24,7 @@ typedef struct bl_convert_options {
     bool no_hints;           /* not even that */
     bl_fp4_ties fp4_ties;
     bool canonical_zero; /* bl_encode_options */
+    uint64_t spill_max; /* of bl_archive_options, for a source in an archive */
     int jobs;          /* threads; <= 0 = chosen */
     unsigned cpu;      /* kernel capability mask */
     bool no_sha256;    /* leave SHA-256 of the payload files out; small files keep theirs */
@@ -60,8 +61,8 @@ typedef struct bl_convert_report {
     double seconds;
 } bl_convert_report;
 
-/* Convert the checkpoint at src (a folder, or an archive of one: formats/archives.h; unpacked beside dst where that is needed) into
- * the folder dst, which must not exist or be empty. Free space is checked first; peak memory does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there.
+/* Convert the checkpoint at src (a folder, or an archive of one: formats/archives.h; what must be unpacked goes beside
+ * dst) into the folder dst, which must not exist or be empty. Free space is checked first; peak memory does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there.
  *
  * Until it is complete dst is made in "<dst>.partial" (formats/output.h). That is removed on failure, unless resume is set, and
  * stays when the process dies. Without resume a later run begins anew; with it, files that the journal there calls finished and

@@ -118,8 +118,7 @@ static bool link_source(bl_job *j, const bl_plan_file *pf, const char *path)
 {
     const char *source = j->source->files[pf->source].path;
     unlink(path); /* an earlier run's */
-    errno = EXDEV;
-    if (!j->source->archive && linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
+    if (linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
         j->linked_files++;
         j->linked_bytes += pf->head.file_bytes;
         return true;
@@ -154,6 +153,7 @@ static bl_status make_tile(bl_job *j, const bl_tile *t, bl_error *err)
 {
     BL_TRY(open_file(j, t->lane, err));
     BL_TRY(bl_produce(&j->producer, t, err));
+    bl_job_arrived(j, t);
     if (bl_produce_waits(&j->producer, t)) {
         return BL_OK; /* written in order */
     }
@@ -216,13 +216,15 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
         return nomem(err);
     }
     for (size_t i = 0; i < all; i++) {
-        if (j->files[i].done == done) {
-            lanes[count] = j->producer.lanes[i];
-            p.files[count++] = i;
+        size_t f = j->order ? j->order[i] : i;
+        if (j->files[f].done == done) {
+            lanes[count] = j->producer.lanes[f];
+            p.files[count++] = f;
         }
     }
     bl_stream stream = {.lanes = lanes,
                         .lane_count = count,
+                        .sequence = j->order != NULL,
                         .jobs = j->o->jobs,
                         .scratch = j->producer.scratch,
                         .scratch_ratio = j->producer.scratch_ratio,
@@ -264,7 +266,9 @@ bl_status bl_job_stream(bl_job *j, bl_error *err)
 {
     BL_TRY(prepare(j, err));
     BL_TRY(bl_job_prove(j, err));
+    BL_TRY(bl_job_expect(j, err));
     BL_TRY(bl_job_pass(j, false, make_tile, finish_tile, err));
+    BL_TRY(j->source->archive ? bl_archive_finish(j->source->archive, err) : BL_OK);
     for (size_t i = 0; !j->o->no_sha256 && i < j->plan.file_count; i++) {
         BL_TRY(bl_job_sum(j, j->plan.files[i].name, j->files[i].digest, err));
     }

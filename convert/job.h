@@ -9,6 +9,9 @@
 #include "convert/writer.h"
 #include "verify/both.h"
 
+/* Room beside the payload: config, tokenizer, index, manifests. */
+#define BL_JOB_SMALL_FILES ((uint64_t)64 << 20)
+
 /* One output file while it is being made, and what remains of it. */
 typedef struct bl_job_file {
     bl_writer *writer;
@@ -38,6 +41,8 @@ typedef struct bl_job {
     bl_folder *out;
     const char *folder; /* out's files: the temporary output folder */
     bl_journal journal;
+    size_t *order;    /* [plan.file_count] in which the files are made one after the other; NULL: as it comes, several at once */
+    uint64_t waiting; /* bytes of the source that wait on disk at most: bl_job_expect */
     size_t kept_files; /* proven, from an earlier run */
     uint64_t kept_bytes;
     bl_job_file *files; /* [plan.file_count] */
@@ -70,6 +75,11 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
 /* Set up the hashes of a file; add a tile to them, in order; after the last one set the file's digest. */
 bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err);
 bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err);
+/* Where tensors come in the order of an archive: choose the order of the output files, and tell what will be read for those that are
+ * not done. BL_E_IO when there is no room for what has to wait. */
+bl_status bl_job_expect(bl_job *j, bl_error *err);
+/* A tile was produced: what is now read for the last time may go. */
+void bl_job_arrived(bl_job *j, const bl_tile *t);
 /* Open the journal: what the source is and what is wanted must be what it says. */
 bl_status bl_job_journal(bl_job *j, bl_error *err);
 /* Find out which files an earlier run finished: those in the journal whose bytes still have the digest noted there. Their chunk and

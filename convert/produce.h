@@ -12,6 +12,7 @@ typedef struct bl_piece {
     const bl_plan_tensor *tensor; /* NULL: the file's header, or what else a linked file holds */
     uint64_t at;                  /* of that: where in the file */
     size_t member;
+    _Atomic uint64_t made; /* bytes of it so far, where somebody counts */
 } bl_piece;
 
 typedef struct bl_producer {

@@ -24,7 +24,7 @@ static void identify(const bl_checkpoint *c, bl_sha256 *h)
     bl_sha256_update(h, c->config.text, c->config.text_bytes);
     for (size_t i = 0; i < c->file_count; i++) {
         struct stat st = {0};
-        fstat(bl_file_fd(c->files[i].file), &st);
+        fstat(bl_file_fd(c->archive ? bl_archive_whole(c->archive) : c->files[i].file), &st);
         add_text(h, c->files[i].name);
         add_number(h, bl_file_size(c->files[i].file));
         add_number(h, (uint64_t)st.st_mtim.tv_sec);

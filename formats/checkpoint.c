@@ -22,9 +22,13 @@ static bl_status no_memory(const bl_build *b)
 
 bl_status bl_build_problem(bl_build *b, bl_status s, const bl_error *problem)
 {
+    bl_error shown;
     if (s == BL_OK) {
         return BL_OK;
     }
+    shown = *problem;
+    bl_archive_show(b->c->archive, &shown);
+    problem = &shown;
     if (s == BL_E_INPUT && b->options->tolerate) {
         b->c->problems++;
         if (b->options->on_problem) {
@@ -307,6 +311,7 @@ bl_status bl_checkpoint_open(bl_checkpoint **out, const char *path, const bl_che
     c->only_rank = b.options->one_rank ? b.options->rank : -1;
     bl_status s = read_any(&b, path);
     if (s != BL_OK) {
+        bl_archive_show(c->archive, err);
         bl_checkpoint_close(&c);
     }
     *out = c;

@@ -16,6 +16,7 @@ struct bl_file {
     atomic_uint refs;
     int fd;
     uint64_t base, size;
+    bl_spool *spool; /* NULL, or what its bytes come into */
     char path[];
 };
 
@@ -35,6 +36,22 @@ static const char *type_name(mode_t mode)
            : S_ISSOCK(mode) ? "a socket"
            : S_ISBLK(mode)  ? "a block device"
                             : "a device";
+}
+
+/* Takes fd over; NULL when out of memory. */
+static bl_file *new_file(int fd, uint64_t base, uint64_t size, const char *path)
+{
+    size_t n = strlen(path) + 1;
+    bl_file *f = malloc(sizeof *f + n);
+    if (f) {
+        atomic_init(&f->refs, 1);
+        f->fd = fd;
+        f->base = base;
+        f->size = size;
+        f->spool = NULL;
+        memcpy(f->path, path, n);
+    }
+    return f;
 }
 
 bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
@@ -58,42 +75,55 @@ bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
         close(fd);
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is %s, not a regular file", type_name(st.st_mode));
     }
-    size_t n = strlen(path) + 1;
-    bl_file *f = malloc(sizeof *f + n);
+    bl_file *f = new_file(fd, 0, (uint64_t)st.st_size, path);
     if (!f) {
         close(fd);
         return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
-    atomic_init(&f->refs, 1);
-    f->fd = fd;
-    f->base = 0;
-    f->size = (uint64_t)st.st_size;
-    memcpy(f->path, path, n);
     *out = f;
     return BL_OK;
+}
+
+/* A part of the open file fd, which stays its owner's. */
+static bl_status part_of(bl_file **out, int fd, uint64_t base, uint64_t size, const char *path, bl_error *err)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) {
+        return bl_fail_errno(err, errno, 0, path, "cannot open");
+    }
+    *out = new_file(own, base, size, path);
+    if (!*out) {
+        close(own);
+    }
+    return *out ? BL_OK : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
 }
 
 bl_status bl_file_range(bl_file **out, bl_file *whole, uint64_t base, uint64_t size, const char *path, bl_error *err)
 {
     uint64_t end;
-    size_t n = strlen(path) + 1;
     *out = NULL;
     if (bl_add_overflow(base, size, &end) || end > whole->size) {
         return bl_fail(err, BL_E_INPUT, whole->path, path, -1, "ends beyond the file");
     }
-    bl_file *f = malloc(sizeof *f + n);
-    int fd = f ? fcntl(whole->fd, F_DUPFD_CLOEXEC, 0) : -1;
-    if (fd < 0) {
-        free(f);
-        return f ? bl_fail_errno(err, errno, 0, path, "cannot open") : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
-    }
-    atomic_init(&f->refs, 1);
-    f->fd = fd;
-    f->base = whole->base + base;
-    f->size = size;
-    memcpy(f->path, path, n);
-    *out = f;
+    return part_of(out, whole->fd, whole->base + base, size, path, err);
+}
+
+bl_status bl_file_spooled(bl_file **out, bl_spool *spool, uint64_t base, uint64_t size, const char *path, bl_error *err)
+{
+    *out = NULL;
+    BL_TRY(part_of(out, bl_spool_fd(spool), base, size, path, err));
+    (*out)->spool = spool;
     return BL_OK;
+}
+
+bl_spool *bl_file_spool(const bl_file *f)
+{
+    return f->spool;
+}
+
+bl_status bl_file_wait(const bl_file *f, uint64_t offset, uint64_t n, bl_error *err)
+{
+    return f->spool ? bl_spool_wait(f->spool, f->base + offset, f->base + offset + n, err) : BL_OK;
 }
 
 bl_file *bl_file_ref(bl_file *f)
@@ -144,6 +174,7 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
         return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu bytes are missing",
                        (unsigned long long)(end - f->size));
     }
+    BL_TRY(bl_file_wait(f, offset, n, err));
     while (n > 0) {
         ssize_t got = pread(f->fd, p, (size_t)(n < READ_PIECE ? n : READ_PIECE), (off_t)(f->base + offset));
         if (got < 0 && errno == EINTR) {
@@ -277,12 +308,13 @@ bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t 
     }
     *r = (bl_region){.data = nothing, .size = n, .file = bl_file_ref(f)};
     atomic_init(&r->refs, 1);
+    bl_status s = bl_file_wait(f, offset, n, err);
     if (access == BL_ACCESS_AUTO) {
         access = on_network(f->fd) ? BL_ACCESS_PREAD : BL_ACCESS_MMAP;
     }
-    bl_status s = n == 0                      ? BL_OK
-                  : access == BL_ACCESS_PREAD ? read_private(r, offset, n, err)
-                                              : map_shared(r, offset, n, err);
+    if (s == BL_OK && n != 0) {
+        s = access == BL_ACCESS_PREAD ? read_private(r, offset, n, err) : map_shared(r, offset, n, err);
+    }
     if (s != BL_OK) {
         bl_region_close(&r);
     }

@@ -2,9 +2,7 @@
 #ifndef BL_FORMATS_FILE_H
 #define BL_FORMATS_FILE_H
 
-#include "formats/status.h"
-
-#include <stdbool.h>
+#include "formats/spool.h"
 
 typedef struct bl_file bl_file; /* refcounted, safe to share between threads */
 
@@ -21,6 +19,12 @@ int bl_file_fd(const bl_file *f); /* borrowed */
 uint64_t bl_file_base(const bl_file *f);
 /* size bytes at base of whole, which must have them, as a file of its own; path is what it is called in errors. */
 bl_status bl_file_range(bl_file **out, bl_file *whole, uint64_t base, uint64_t size, const char *path, bl_error *err);
+
+/* The same of what comes into a spool, which must outlive the file. */
+bl_status bl_file_spooled(bl_file **out, bl_spool *spool, uint64_t base, uint64_t size, const char *path, bl_error *err);
+bl_spool *bl_file_spool(const bl_file *f); /* NULL: an ordinary file */
+/* Wait until n bytes at offset are there; only files in a spool ever wait. bl_file_read and bl_region_open do so themselves. */
+bl_status bl_file_wait(const bl_file *f, uint64_t offset, uint64_t n, bl_error *err);
 
 /* Read exactly n bytes at offset: EINTR and short reads are retried; an end of file before n bytes is BL_E_INPUT
  * ("truncated while reading"), EIO and friends BL_E_IO. Thread-safe. */

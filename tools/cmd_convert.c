@@ -32,6 +32,10 @@ static const char details[] =
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
+    "SRC may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip of a checkpoint. Weights that lie in it as they are, are read in place.\n"
+    "Compressed ones are unpacked into a nameless temporary file beside DST: all of them if they are fewer than --spill and a\n"
+    "quarter of the free space; else the archive is read twice, first for the headers, and a tensor stays only until what is made\n"
+    "of it is written.\n"
     "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
     "on failure. With --resume it stays, and the next run with --resume and the same options goes on from the files that it\n"
     "finds finished, once it has proven them by their digests; a changed source is refused. Outputs carry SHA256SUMS, which\n"
@@ -180,8 +184,8 @@ int cmd_convert(int argc, char **argv)
     convert_arguments a = {0};
     bool json = false;
     int count;
-    bl_convert_options o = {.shard_size = 5000000000u, .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted,
-                            .note = on_note};
+    bl_convert_options o = {.shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .engram_multipliers = bl_engram_multipliers,
+                            .cancelled = cli_interrupted, .note = on_note};
     const cli_option options[] = {
         {"to", CLI_STRING, &a.to, "FORM", "bf16, released or packed"},
         {"keep", CLI_STRING, &a.keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
@@ -202,6 +206,7 @@ int cmd_convert(int argc, char **argv)
         {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
         {"fp4-ties", CLI_STRING, &a.ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
+        {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},
         {"jobs", CLI_INT, &a.jobs, "N", "threads (default: twice the CPUs)"},
         {"cpu", CLI_STRING, &a.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},

@@ -267,7 +267,7 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
     bl_checkpoint *c = NULL;
     bl_error err = {0}, problem = {0};
     char *spill = bl_archive_spill(path);
-    const bl_archive_options archives = {.spill = spill, .cancelled = cli_interrupted};
+    const bl_archive_options archives = {.spill = spill, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted};
     const bl_checkpoint_options how = {.tolerate = o->check, .on_problem = note_problem, .arg = &problem, .any_generation = true,
                                        .one_rank = o->rank >= 0, .rank = (int)o->rank, .archives = spill ? &archives : NULL};
     bl_status st = bl_checkpoint_open(&c, path, &how, &err);

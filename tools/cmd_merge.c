@@ -31,14 +31,21 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
     printf("\n");
 }
 
+static void on_note(const char *text)
+{
+    fprintf(stderr, "baleen merge: note: %s\n", text);
+}
+
 int cmd_merge(int argc, char **argv)
 {
     const char *cpu = NULL, *args[2];
     int64_t jobs = 0;
     bool json = false;
     int count;
-    bl_convert_options o = {.target = BL_TO_MERGED, .shard_size = 5000000000u, .cancelled = cli_interrupted};
+    bl_convert_options o = {.target = BL_TO_MERGED, .shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted,
+                            .note = on_note};
     const cli_option options[] = {{"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "most bytes of tensors in a file (default 5GB)"},
+                                  {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},

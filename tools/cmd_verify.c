@@ -35,6 +35,8 @@ static const char details[] =
     "Every problem is one line on stderr with file, tensor and byte range; the exit status is then 1. --against compares values:\n"
     "a checkpoint, its BF16 cast and its packed model are equal; what one side records as dropped may be absent there.\n"
     "\n"
+    "PATH may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip: see 'baleen convert --help'.\n"
+    "\n"
     "Folders of earlier generations (V3, R1, V3.1, V3.2, V4) too: their configs call for no tensors by name, so that every tensor's\n"
     "role comes from its dtype, its shape and the scale beside it, and experts and layers must be without gaps. Float32 scales\n"
     "that are no powers of two are a problem only where the config calls them ue8m0; values are then compared as a cast rounds them.\n";
@@ -185,7 +187,7 @@ int cmd_verify(int argc, char **argv)
     int64_t level = LEVEL_DEFAULT, jobs = 0, rank = -1;
     int count;
     output out = {0};
-    bl_verify_options o = {.on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
+    bl_verify_options o = {.spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
                            .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
@@ -194,6 +196,7 @@ int cmd_verify(int argc, char **argv)
                                   {"sign", CLI_STRING, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
                                   {"hub", CLI_FLAG, &o.hub, NULL, "compare every file with what the Hugging Face client recorded"},
                                   {"cache", CLI_STRING, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
+                                  {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"json", CLI_FLAG, &out.json, NULL, "print a receipt as JSON, findings included"},

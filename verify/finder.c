@@ -3,12 +3,18 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static void report(bl_finder *f, const bl_finding *finding)
+static void report(bl_finder *f, bl_finding finding)
 {
+    bl_error e;
+    bl_error_clear(&e);
+    snprintf(e.path, sizeof e.path, "%s", finding.path);
+    bl_archive_show(f->archives[0], &e);
+    bl_archive_show(f->archives[1], &e);
+    finding.path = e.path;
     pthread_mutex_lock(&f->lock);
     f->count++;
     if (f->o->on_finding) {
-        f->o->on_finding(f->o->arg, finding);
+        f->o->on_finding(f->o->arg, &finding);
     }
     pthread_mutex_unlock(&f->lock);
 }
@@ -23,12 +29,12 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     bl_error e;
     bl_error_clear(&e);
     bl_fail(&e, BL_E_FINDING, path, tensor, -1, "%s", text);
-    report(f, &(bl_finding){level, e.path, e.tensor, begin, end, e.message});
+    report(f, (bl_finding){level, e.path, e.tensor, begin, end, e.message});
 }
 
 void bl_finder_problem(void *arg, const bl_error *problem)
 {
     bl_finder *f = arg;
     int64_t end = problem->offset >= 0 ? problem->offset + 1 : -1;
-    report(f, &(bl_finding){f->level, problem->path, problem->tensor, problem->offset, end, problem->message});
+    report(f, (bl_finding){f->level, problem->path, problem->tensor, problem->offset, end, problem->message});
 }

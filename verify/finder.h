@@ -10,6 +10,7 @@ typedef struct bl_finder {
     const bl_verify_options *o;
     pthread_mutex_t lock;
     size_t count;
+    const bl_archive *archives[2]; /* that the checkpoints come from: findings name them, not what stands for them */
     int level; /* for problems that come as bl_error through bl_finder_problem */
 } bl_finder;
 

@@ -105,12 +105,14 @@ bl_status bl_reader_read(bl_reader *r, uint8_t *buf, uint64_t n, uint64_t offset
 {
     uint8_t *dst = buf + offset % BL_IO_ALIGN;
     *data = dst;
+    BL_TRY(bl_file_wait(r->file, offset, n, err));
     uint64_t got = read_cached(r, dst, n, offset);
     return got == n ? BL_OK : read_uncached(r, dst + got, n - got, offset + got, err);
 }
 
 bl_status bl_reader_copy(bl_reader *r, uint8_t *dst, uint8_t *buf, uint64_t n, uint64_t offset, bl_error *err)
 {
+    BL_TRY(bl_file_wait(r->file, offset, n, err));
     uint64_t got = read_cached(r, dst, n, offset);
     if (got == n) {
         return BL_OK;

@@ -1,5 +1,6 @@
 #include "verify/scan_impl.h"
 
+#include "verify/arrival.h"
 #include "verify/both.h"
 #include "verify/compare.h"
 #include "verify/flaw.h"
@@ -61,23 +62,27 @@ static bl_status add_files(bl_scanner *x, bl_error *err)
 {
     const bl_checkpoint *c = x->s->c;
     const bl_tensor **order = bl_arena_array(x->arena, c->tensor_count, sizeof *order);
-    if (!order) {
+    size_t *files = bl_arrival_order(c, x->arena), *starts = bl_arena_array(x->arena, c->file_count + 1, sizeof *starts);
+    if (!order || !files || !starts) {
         return nomem(err);
     }
     for (size_t i = 0; i < c->tensor_count; i++) {
         order[i] = &c->tensors[i];
     }
     qsort(order, c->tensor_count, sizeof *order, by_place);
-    for (size_t i = 0, first = 0; i < c->file_count; i++) {
-        size_t n = 0;
-        while (first + n < c->tensor_count && order[first + n]->file == i) {
-            n++;
+    for (size_t i = 0, t = 0; i < c->file_count; i++) {
+        while (t < c->tensor_count && order[t]->file == i) {
+            t++;
         }
+        starts[i + 1] = t;
+    }
+    for (size_t k = 0; k < c->file_count; k++) {
+        size_t i = files[k];
         bl_scan_source *src = &x->sources[x->count];
         *src = (bl_scan_source){.path = c->files[i].path, .file = c->files[i].file, .index = i};
-        BL_TRY(bl_scan_file_parts(x, order + first, n, src, &x->lanes[x->count], err));
+        BL_TRY(bl_scan_file_parts(x, order + starts[i], starts[i + 1] - starts[i], src, &x->lanes[x->count], err));
+        BL_TRY(bl_scan_expect(x, x->count, err));
         BL_TRY(add_source(x, src, err));
-        first += n;
     }
     return BL_OK;
 }
@@ -99,6 +104,7 @@ static bl_status add_other(bl_scanner *x, const bl_witness *w, bl_error *err)
     *src = (bl_scan_source){.path = w->path, .owned = true, .index = SIZE_MAX};
     BL_TRY(c->archive ? bl_archive_file(c->archive, w->name, &src->file, err) : bl_file_open(&src->file, w->path, err));
     bl_status s = bl_scan_raw_parts(x, src, &x->lanes[x->count], err);
+    s = s == BL_OK ? bl_scan_expect(x, x->count, err) : s;
     if (s != BL_OK) {
         bl_file_close(&src->file);
         return s;
@@ -244,6 +250,7 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
         if (p->weight && x->s->values) {
             BL_TRY(digest(x, p, g->offset, g->nbytes, t, data, err));
         }
+        bl_scan_count(x, t->lane, &x->lanes[t->lane].parts[g->part], g->nbytes);
         data += g->nbytes;
     }
     return BL_OK;
@@ -323,11 +330,15 @@ static bl_status run(bl_scanner *x, bl_error *err)
     BL_TRY(bl_scan_index(x, err));
     BL_TRY(add_files(x, err));
     BL_TRY(add_others(x, err));
+    if (x->arrives) {
+        bl_arrival_seal(s->c);
+    }
     if (s->chunks) {
         BL_TRY(add_records(x, err));
     }
     bl_stream stream = {.lanes = x->lanes,
                         .lane_count = x->count,
+                        .sequence = x->arrives,
                         .jobs = o->jobs,
                         .scratch = s->values ? bl_values_scratch(&x->values, 0) : 0,
                         .scratch_ratio = s->values ? BL_VALUES_SCRATCH_RATIO : 0,
@@ -368,7 +379,7 @@ static void close_all(bl_scanner *x)
 bl_status bl_scan_run(bl_scan *s, bl_finder *f, bl_arena *arena, bl_error *err)
 {
     static const bl_binding none;
-    bl_scanner x = {.s = s, .f = f, .arena = arena};
+    bl_scanner x = {.s = s, .f = f, .arena = arena, .arrives = bl_arrives(s->c)};
     pthread_mutex_init(&x.lock, NULL);
     bl_status status = bl_values_open(&x.values, s->c, s->binding ? s->binding : &none, f->o->cpu, arena, err);
     if (status == BL_OK && s->values) {

@@ -1,6 +1,10 @@
 /* What the files of a scan are made of. */
 #include "verify/scan_impl.h"
 
+#include "verify/arrival.h"
+
+#include <stdatomic.h>
+
 static bl_status nomem(bl_error *err)
 {
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
@@ -88,11 +92,11 @@ bl_status bl_scan_file_parts(bl_scanner *x, const bl_tensor **order, size_t tens
                     "overlaps another tensor or ends beyond the file");
             continue;
         }
-        put_part(&l, t->offset - at, BL_IO_ALIGN, (bl_scan_piece){0});
+        put_part(&l, t->offset - at, BL_IO_ALIGN, (bl_scan_piece){.base = at});
         put_tensor(x, &l, t);
         at = t->offset + t->nbytes;
     }
-    put_part(&l, size - at, BL_IO_ALIGN, (bl_scan_piece){0});
+    put_part(&l, size - at, BL_IO_ALIGN, (bl_scan_piece){.base = at});
     src->pieces = l.pieces;
     *lane = (bl_lane){.parts = l.parts, .count = l.count};
     return BL_OK;
@@ -108,4 +112,37 @@ bl_status bl_scan_raw_parts(bl_scanner *x, bl_scan_source *src, bl_lane *lane, b
     *part = (bl_part){.nbytes = bl_file_size(src->file), .granule = BL_IO_ALIGN};
     *lane = (bl_lane){.parts = part, .count = 1};
     return BL_OK;
+}
+
+/* The scale that is read for the value digest of a part; NULL: none. */
+static const bl_tensor *scale_of(const bl_scanner *x, const bl_scan_piece *p)
+{
+    return x->s->values && p->weight && !p->scale ? p->weight->scale : NULL;
+}
+
+bl_status bl_scan_expect(const bl_scanner *x, size_t lane, bl_error *err)
+{
+    const bl_scan_source *src = &x->sources[lane];
+    for (size_t i = 0; x->arrives && i < x->lanes[lane].count; i++) {
+        const bl_part *part = &x->lanes[lane].parts[i];
+        const bl_scan_piece *p = &src->pieces[part->tag];
+        const bl_tensor *t = p->tensor, *scale = scale_of(x, p);
+        BL_TRY(bl_arrival_expect(src->file, t ? t->offset : p->base, t ? t->nbytes : part->nbytes, err));
+        BL_TRY(scale ? bl_arrival_expect(bl_checkpoint_file(x->s->c, scale)->file, scale->offset, scale->nbytes, err) : BL_OK);
+    }
+    return BL_OK;
+}
+
+void bl_scan_count(const bl_scanner *x, size_t lane, const bl_part *part, uint64_t n)
+{
+    const bl_scan_source *src = &x->sources[lane];
+    bl_scan_piece *p = &src->pieces[part->tag];
+    if (!x->arrives || atomic_fetch_add(&p->read, n) + n != part->nbytes) {
+        return;
+    }
+    const bl_tensor *t = p->tensor, *scale = scale_of(x, p);
+    bl_arrival_done(src->file, t ? t->offset : p->base, t ? t->nbytes : part->nbytes);
+    if (scale) {
+        bl_arrival_done(bl_checkpoint_file(x->s->c, scale)->file, scale->offset, scale->nbytes);
+    }
 }

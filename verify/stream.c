@@ -38,6 +38,7 @@ typedef struct run {
     sized *order;  /* [lanes], longest first */
     size_t *open; /* lanes that tiles are dealt from */
     size_t open_count, open_max, next, jobs;
+    uint64_t turns, ordered; /* tiles of all lanes: dealt in a sequence, through in_order */
     uint64_t tile, dealt, done, total; /* bytes */
     uint8_t *buffers;
     uint64_t buffer_bytes, tile_room;
@@ -113,9 +114,15 @@ static size_t choose(const run *r)
     return best;
 }
 
-/* As many lanes as workers, and every long one. */
+/* As many lanes as workers, and every long one; in a sequence one. */
 static void open_lanes(run *r)
 {
+    if (r->s->sequence) {
+        if (r->open_count == 0 && r->next < r->s->lane_count) {
+            r->open[r->open_count++] = r->next++;
+        }
+        return;
+    }
     while (r->next < r->s->lane_count && r->open_count < r->open_max &&
            (r->open_count < r->jobs || is_long(r, r->order[r->next].bytes))) {
         r->open[r->open_count++] = r->order[r->next++].lane;
@@ -131,7 +138,7 @@ static bool deal(run *r, int worker, bl_tile *t, uint64_t *turn)
     if (r->status == BL_OK && r->open_count > 0) {
         size_t at = choose(r), lane = r->open[at];
         cut(r, lane, t, r->segments + (size_t)worker * MAX_SEGMENTS);
-        *turn = r->cursors[lane].dealt - 1;
+        *turn = r->s->sequence ? r->turns++ : r->cursors[lane].dealt - 1;
         r->dealt += t->nbytes;
         if (r->cursors[lane].finished) {
             r->open[at] = r->open[--r->open_count];
@@ -148,12 +155,13 @@ static bool deal(run *r, int worker, bl_tile *t, uint64_t *turn)
     return got;
 }
 
-/* Wait until all earlier tiles of the lane went through; false when the run failed. Earlier tiles are held by workers that
- * wait for still earlier ones only, so the first of them can always go on. */
+/* Wait until all earlier tiles of the lane, in a sequence of all lanes, went through; false when the run failed. Earlier tiles are
+ * held by workers that wait for still earlier ones only, so the first of them can always go on. */
 static bool wait_turn(run *r, size_t lane, uint64_t turn)
 {
     pthread_mutex_lock(&r->lock);
-    while (r->status == BL_OK && r->cursors[lane].ordered != turn) {
+    const uint64_t *ordered = r->s->sequence ? &r->ordered : &r->cursors[lane].ordered;
+    while (r->status == BL_OK && *ordered != turn) {
         pthread_cond_wait(&r->moved, &r->lock);
     }
     bool ok = r->status == BL_OK;
@@ -165,6 +173,7 @@ static void pass_turn(run *r, const bl_tile *t)
 {
     pthread_mutex_lock(&r->lock);
     r->cursors[t->lane].ordered++;
+    r->ordered++;
     r->done += t->nbytes;
     uint64_t done = r->done;
     pthread_cond_broadcast(&r->moved);

@@ -49,6 +49,7 @@ typedef struct bl_tile {
 typedef struct bl_stream {
     const bl_lane *lanes;
     size_t lane_count;
+    bool sequence;         /* one lane after the other, as given; in_order then sees all of their tiles in that order */
     int jobs;              /* threads; <= 0 = twice the CPUs, at least 8: most of them wait for the disk */
     uint64_t scratch;      /* bytes of scratch a worker needs beside its tile: scratch + scratch_ratio * tile size / 16 */
     uint64_t scratch_ratio;

@@ -213,7 +213,7 @@ static bl_status run(surveyor *x, const bl_survey_options *o, bl_arena *arena, b
 {
     bl_verify_options options = {.jobs = o->jobs, .cpu = o->cpu, .cancelled = o->cancelled, .progress = o->progress,
                                  .progress_arg = o->progress_arg};
-    bl_finder f = {.o = &options};
+    bl_finder f = {.o = &options, .archives = {x->c->archive}};
     bl_scan scan = {.c = x->c, .binding = x->binding, .granule = bl_odd_group, .look = look, .arg = x};
     x->records = bl_arena_array(arena, x->binding->count, sizeof *x->records);
     if (!x->records) {

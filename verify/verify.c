@@ -79,13 +79,14 @@ static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_ran
                                .one_rank = one_rank, .rank = f->o->rank};
     bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), archive = !folder && bl_archive_recognise(path);
     char *spill = archive ? bl_archive_spill(path) : NULL;
-    const bl_archive_options archives = {.spill = spill, .cancelled = f->o->cancelled};
+    const bl_archive_options archives = {.spill = spill, .spill_max = f->o->spill_max, .cancelled = f->o->cancelled};
     f->level = 1;
     o.tolerate = spill || (folder && looks_like_one(path));
     o.archives = spill ? &archives : NULL;
     bl_status opened = bl_checkpoint_open(&s->c, path, &o, err);
     free(spill);
     BL_TRY(opened);
+    f->archives[f->archives[0] != NULL] = s->c->archive;
     if (one_rank && s->c->kind != BL_SOURCE_PACKED) {
         return bl_fail(err, BL_E_USAGE, s->c->path, NULL, -1, "has no ranks: it is no packed model");
     }
@@ -332,6 +333,9 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
     }
     pthread_mutex_init(&f.lock, NULL);
     bl_status s = bl_buckets_recognise(path) ? bl_buckets_prove(path, &f, key, report, err) : verify(path, &f, sides, key, report, err);
+    for (size_t i = 0; s != BL_OK && i < 2; i++) {
+        bl_archive_show(f.archives[i], err);
+    }
     close_side(&sides[0]);
     close_side(&sides[1]);
     bl_key_destroy(&key);

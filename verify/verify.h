@@ -36,6 +36,7 @@ typedef struct bl_verify_options {
     bool hub;            /* compare with the Hugging Face client's records also what SHA256SUMS lists, and say what has none */
     bool one_rank;       /* packed models: what is on a node that holds one rank, and not all ranks */
     int rank;            /* which */
+    uint64_t spill_max;  /* of bl_archive_options, for what is in an archive */
     int jobs;            /* threads; <= 0 = chosen */
     unsigned cpu;        /* kernel capability mask */
     const char *against; /* another checkpoint to compare values with; NULL = none */

@@ -16,6 +16,8 @@ typedef struct watch {
     uint64_t ordered[LANES];
     int finished[LANES];
     size_t fail_lane;
+    bool sequence;
+    size_t lane; /* in a sequence: whose turn it is */
     atomic_int calls, stop_after;
     atomic_uint_fast64_t reported;
 } watch;
@@ -89,6 +91,10 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
         wrong += t->data[i] != (uint8_t)(t->offset + t->lane);
     }
     assert_int_equal(wrong, 0);
+    if (w->sequence) {
+        assert_int_equal(t->lane, w->lane);
+        w->lane += t->last;
+    }
     w->ordered[t->lane] += t->nbytes;
     w->finished[t->lane] += t->last;
     return BL_OK;
@@ -113,7 +119,7 @@ static void progress(void *arg, uint64_t done, uint64_t total)
 static bl_status run(watch *w, int jobs, bool order, bl_error *err)
 {
     bl_stream s = {.lanes = w->lanes, .lane_count = LANES, .jobs = jobs, .scratch = 1000, .scratch_ratio = jobs % 3 ? 17 : 0, .work = work,
-                   .in_order = order ? in_order : NULL, .arg = w, .cancelled = cancelled, .progress = progress, .progress_arg = w};
+                   .in_order = order ? in_order : NULL, .arg = w, .sequence = w->sequence, .cancelled = cancelled, .progress = progress, .progress_arg = w};
     current = w;
     bl_error_clear(err);
     return bl_stream_run(&s, err);
@@ -123,9 +129,10 @@ static void test_everything_once_and_in_order(void **state)
 {
     watch *w = malloc(sizeof *w);
     bl_error e;
-    for (int jobs = 0; jobs <= 9; jobs++) {
+    for (int jobs = 0; jobs <= 13; jobs++) {
         fill(w, (uint32_t)jobs + 3);
         bool order = jobs != 5;
+        w->sequence = jobs % 4 == 1;
         expect_ok(run(w, jobs, order, &e), &e);
         uint64_t total = 0;
         for (size_t i = 0; i < LANES; i++) {
@@ -134,6 +141,7 @@ static void test_everything_once_and_in_order(void **state)
             assert_int_equal(w->finished[i], order ? 1 : 0);
             total += w->bytes[i];
         }
+        assert_int_equal(w->lane, w->sequence && order ? LANES : 0);
         assert_int_equal(atomic_load(&w->reported), total);
     }
     free(w);
