@@ -134,6 +134,33 @@ bl_status bl_job_bind(bl_job *j, bl_error *err)
     return bl_scales_claim(j->source, &j->scales, NULL, NULL, err);
 }
 
+/* The codes of an earlier generation: as the source has them, or as V4 Flash and Pro were released. */
+static bl_status choose_codes(bl_job *j, bl_plan_options *po, bl_error *err)
+{
+    const bl_config *was = &j->restored.config;
+    if (j->o->experts || j->o->fp8_block_rows) {
+        return bl_fail(err, BL_E_USAGE, j->source->path, NULL, -1, "is a %s checkpoint: --experts and --fp8-block are for DeepSeek-V4.1",
+                       bl_generation_name(j->binding.generation));
+    }
+    if (j->binding.generation == BL_GEN_V4 && !j->source->config.quantized && was->quantized && !was->experts_fp4) {
+        return bl_fail(err, BL_E_INPUT, j->restored.path, NULL, -1,
+                       "is of a model with fp8 experts and float32 scales (V4 Base): back to codes go those with fp4 experts");
+    }
+    po->fp8_block_rows = j->binding.block ? j->binding.block : 128;
+    return BL_OK;
+}
+
+/* What an earlier generation had as codes is told by names: scales that were kept must bear them out. */
+static bl_status check_hints(const bl_job *j, size_t found, bl_error *err)
+{
+    const bl_checkpoint *c = j->hints ? bl_hints_source(j->hints) : NULL;
+    if (!c || c->kind != BL_SOURCE_FILE || !j->source->config.earlier || j->plan.present || found == c->tensor_count) {
+        return BL_OK;
+    }
+    return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has %zu scales, but only %zu of them are of weights that %s has as codes",
+                   c->tensor_count, found, bl_generation_name(j->binding.generation));
+}
+
 static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
 {
     bl_plan_options po = {.target = j->o->target,
@@ -155,12 +182,15 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
     }
     BL_TRY(make_layout(j, err));
     BL_TRY(choose_layers(j, &po.layers, err));
-    if (po.target == BL_TO_RELEASED && !j->source->config.earlier) {
+    if (po.target == BL_TO_RELEASED) {
         BL_TRY(bl_config_restore(j->source, &j->arena, &j->restored, err));
         po.drop |= j->restored.absent;
         po.fp8_block_rows = po.fp8_block_rows ? po.fp8_block_rows : j->restored.config.fp8_block_rows;
     }
     BL_TRY(bl_job_bind(j, err));
+    if (po.target == BL_TO_RELEASED && j->source->config.earlier) {
+        BL_TRY(choose_codes(j, &po, err));
+    }
     BL_TRY(bl_companions_check(j->source->path, NULL, NULL, err)); /* now, not after hours of casting */
     BL_TRY(check_split(j, err));
     if (po.target == BL_TO_MERGED) {
@@ -171,7 +201,8 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
         BL_TRY(open_hints(j, err));
     }
     report->hinted = j->hints != NULL;
-    return j->hints ? bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err) : BL_OK;
+    BL_TRY(j->hints ? bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err) : BL_OK);
+    return check_hints(j, report->hinted_count, err);
 }
 
 /* Bytes of files below the folder, one level of sub-folders, as allocated. */

@@ -33,7 +33,7 @@ static bl_encode_class class_of(const bl_slot *s)
     if (s->group == BL_GROUP_DSPARK) {
         return BL_ENCODE_DRAFT;
     }
-    if (s->expert >= 0) {
+    if (s->expert >= 0 || s->kind == BL_SLOT_EXPERT) {
         return BL_ENCODE_EXPERTS;
     }
     return strstr(s->name, ".shared_experts.") ? BL_ENCODE_SHARED : strstr(s->name, ".engram.") ? BL_ENCODE_ENGRAM : BL_ENCODE_ATTENTION;
@@ -45,10 +45,10 @@ typedef struct room {
     uint8_t *source, *values, *hints, *fresh; /* fresh: scale bytes of a piece */
     uint16_t *decoded;                        /* values of a piece of codes */
     uint16_t *back, *amax;                    /* [cols], [blocks of a row] */
-    uint8_t *differs, *chosen;                /* [blocks of a row] */
+    uint8_t *differs, *chosen, *scale;        /* [blocks of a row] */
 } room;
 
-enum { ROOMS = 9 };
+enum { ROOMS = 10 };
 
 /* Most scale bytes of a piece: one for 32 values. */
 static uint64_t piece_scales(const bl_encoder *e)
@@ -61,7 +61,7 @@ static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
     uint64_t blocks = e->max_cols / 32 + 1;
     const uint64_t sizes[ROOMS] = {BL_READ_ROOM(e->piece), bl_values_scratch(e->values, e->piece / 2),
                                    (e->o.hints ? bl_hints_scratch(e->o.hints, piece_scales(e)) : 0) + piece_scales(e), piece_scales(e),
-                                   e->recasts ? e->piece : 0, 2 * e->max_cols, 2 * blocks, blocks, blocks};
+                                   e->recasts ? e->piece : 0, 2 * e->max_cols, 2 * blocks, blocks, blocks, blocks};
     uint64_t at[ROOMS], end = 0;
     for (int i = 0; i < ROOMS; i++) {
         at[i] = end;
@@ -73,7 +73,13 @@ static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
     }
     return (room){.source = p + at[0], .values = p + at[1], .hints = p + at[2], .fresh = p + at[3],
                   .decoded = (uint16_t *)(void *)(p + at[4]), .back = (uint16_t *)(void *)(p + at[5]),
-                  .amax = (uint16_t *)(void *)(p + at[6]), .differs = p + at[7], .chosen = p + at[8]};
+                  .amax = (uint16_t *)(void *)(p + at[6]), .differs = p + at[7], .chosen = p + at[8], .scale = p + at[9]};
+}
+
+/* Rows are encoded in multiples of these: blocks of scales and tiles of digests stay whole. */
+static uint64_t rows_at_once(const bl_weight *w)
+{
+    return w->block_rows > BL_VALUE_TILE ? w->block_rows : BL_VALUE_TILE;
 }
 
 uint64_t bl_encoder_scratch(const bl_encoder *e)
@@ -104,7 +110,7 @@ bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *va
             continue;
         }
         bl_view v = bl_plan_made(t, 0);
-        uint64_t cols = bl_weight_cols(&v.w), stripe = 2 * BL_VALUE_TILE * cols;
+        uint64_t cols = bl_weight_cols(&v.w), stripe = 2 * rows_at_once(&v.w) * cols;
         e->max_cols = cols > e->max_cols ? cols : e->max_cols;
         e->piece = stripe > e->piece ? stripe : e->piece;
         bool recast = t->members[0].pieces->form != BL_FORM_BF16;
@@ -138,8 +144,9 @@ typedef struct stripe {
     uint64_t rows, cols;
     uint8_t *codes; /* [rows, code_bytes] */
     uint64_t code_bytes;
-    uint8_t *scale;      /* [blocks] out */
-    const uint8_t *hint; /* [blocks] or NULL */
+    uint8_t *scale;      /* [columns of the scale grid] out */
+    const uint8_t *hint; /* likewise, or NULL */
+    uint64_t each;       /* blocks of 32 columns that share a scale: kernels know no others, what is in room is for each of them */
     const room *r;
     bool exact; /* nothing may be lost */
 } stripe;
@@ -161,7 +168,31 @@ static void canonical(const stripe *s, uint8_t *codes)
     }
 }
 
-/* Encode under s->scale, decode, compare: the sums, and s->r->differs. */
+/* What the blocks that share a scale have in common: the largest magnitude; whether a value in any of them differs. */
+static void share_amax(const stripe *s)
+{
+    uint16_t *a = s->r->amax;
+    for (uint64_t i = 0, blocks = blocks_of(s), k; s->each > 1 && i < blocks; i = k) {
+        uint16_t most = 0;
+        for (k = i; k < blocks && k < i + s->each; k++) {
+            most = a[k] > most ? a[k] : most;
+        }
+        for (k = i; k < blocks && k < i + s->each; k++) {
+            a[k] = most;
+        }
+    }
+}
+
+static void share_differs(const stripe *s)
+{
+    uint8_t *d = s->r->differs;
+    for (uint64_t i = 0, blocks = blocks_of(s); s->each > 1 && i < blocks; i += s->each) {
+        uint64_t n = blocks - i < s->each ? blocks - i : s->each;
+        memset(d + i, memchr(d + i, 1, n) != NULL, n);
+    }
+}
+
+/* Encode under s->r->scale, decode, compare: the sums, and s->r->differs. */
 static void encode_rows(const stripe *s, bl_quant_sums *sums)
 {
     const bl_encoder *e = s->e;
@@ -172,16 +203,17 @@ static void encode_rows(const stripe *s, bl_quant_sums *sums)
         const uint16_t *x = s->x + i * s->cols;
         uint8_t *codes = s->codes + i * s->code_bytes;
         if (fp8) {
-            e->quant.fp8_row(codes, x, s->scale, (int64_t)s->cols);
+            e->quant.fp8_row(codes, x, s->r->scale, (int64_t)s->cols);
         } else {
-            e->quant.fp4_row(codes, x, s->scale, (int64_t)s->cols, e->o.ties);
+            e->quant.fp4_row(codes, x, s->r->scale, (int64_t)s->cols, e->o.ties);
         }
         if (e->o.canonical_zero) {
             canonical(s, codes);
         }
-        (fp8 ? e->cast.fp8_row : e->cast.fp4_row)(s->r->back, codes, s->scale, (int64_t)s->cols);
+        (fp8 ? e->cast.fp8_row : e->cast.fp4_row)(s->r->back, codes, s->r->scale, (int64_t)s->cols);
         e->quant.compare_row(sums, s->r->differs, x, s->r->back, (int64_t)s->cols);
     }
+    share_differs(s);
 }
 
 /* Choose the scales and encode. A block keeps its hint when the hint loses nothing. */
@@ -190,28 +222,31 @@ static void encode_stripe(const stripe *s, bl_encode_stats *stats)
     uint64_t blocks = blocks_of(s), changed = 0;
     bool fp8 = s->w->form == BL_FORM_FP8;
     int lo = fp8 ? BL_FP8_SCALE_MIN : BL_FP4_SCALE_MIN, hi = fp8 ? BL_FP8_SCALE_MAX : BL_FP4_SCALE_MAX;
+    uint8_t *scale = s->r->scale;
     bl_quant_sums sums;
-    (fp8 ? bl_fp8_scales : bl_fp4_scales)(s->scale, s->r->amax, (int64_t)blocks);
+    (fp8 ? bl_fp8_scales : bl_fp4_scales)(scale, s->r->amax, (int64_t)blocks);
     if (s->hint) {
         uint8_t *chosen = s->r->chosen;
-        memcpy(chosen, s->scale, blocks);
+        memcpy(chosen, scale, blocks);
         for (uint64_t i = 0; i < blocks; i++) {
-            s->scale[i] = s->hint[i] >= lo && s->hint[i] <= hi ? s->hint[i] : s->scale[i];
+            uint8_t hint = s->hint[i / s->each];
+            scale[i] = hint >= lo && hint <= hi ? hint : scale[i];
         }
         encode_rows(s, &sums);
         for (uint64_t i = 0; i < blocks; i++) {
-            bool keep = s->hint[i] == s->scale[i] && !s->r->differs[i];
-            changed += s->r->differs[i] && chosen[i] != s->scale[i];
-            stats->kept += keep;
-            s->scale[i] = keep ? s->scale[i] : chosen[i];
+            bool keep = s->hint[i / s->each] == scale[i] && !s->r->differs[i];
+            changed += s->r->differs[i] && chosen[i] != scale[i];
+            stats->kept += keep && i % s->each == 0;
+            scale[i] = keep ? scale[i] : chosen[i];
         }
     }
     if (!s->hint || changed) {
         encode_rows(s, &sums);
     }
     stats->values += s->rows * s->cols;
-    stats->blocks += blocks;
-    for (uint64_t i = 0; i < blocks; i++) {
+    for (uint64_t i = 0; i < blocks; i += s->each) {
+        s->scale[i / s->each] = scale[i];
+        stats->blocks++;
         stats->lost += s->r->differs[i];
     }
     for (int l = 0; l < 16; l++) {
@@ -231,6 +266,7 @@ static bool measure(const stripe *s)
     for (uint64_t i = 0; i < blocks_of(s); i++) {
         finite &= s->r->amax[i] < 0x7f80;
     }
+    share_amax(s);
     return finite;
 }
 
@@ -271,7 +307,7 @@ static bl_status inexact(const stripe *s, const bl_view *source, uint64_t row, b
 static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, uint64_t rows, uint8_t *scale, const uint8_t *hint,
                               bl_encode_stats *stats, bl_error *err)
 {
-    uint64_t step = s->w->block_rows, blocks = blocks_of(s);
+    uint64_t step = s->w->block_rows, blocks = bl_weight_scale_cols(s->w);
     for (uint64_t i = 0; i < rows; i += step) {
         s->rows = rows - i < step ? rows - i : step;
         s->scale = scale + i / step * blocks;
@@ -395,10 +431,10 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
     work w = {.e = e, .made = bl_plan_made(t, 0), .source = bl_plan_view(t, 0), .r = &r, .sum = t->members[0].sum};
     w.recast = w.source.w.form != BL_FORM_BF16;
     stripe s = {.e = e, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&w.made.w),
-                .r = &r, .exact = w.recast};
+                .each = w.made.w.block_cols / BL_BLOCK, .r = &r, .exact = w.recast};
     bl_stored grid = bl_weight_stored(s.w, true);
     uint64_t share = s.w->block_rows;
-    uint64_t most = e->piece / (2 * s.cols) / BL_VALUE_TILE * BL_VALUE_TILE;
+    uint64_t unit = rows_at_once(s.w), most = e->piece / (2 * s.cols) / unit * unit;
     bl_encode_stats stats = {0};
     for (uint64_t end = row + rows, n; row < end; row += n) {
         n = end - row < most ? end - row : most;

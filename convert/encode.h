@@ -46,8 +46,8 @@ void bl_encoder_destroy(bl_encoder **e);
 /* Bytes of scratch that bl_encode needs, for any number of rows. */
 uint64_t bl_encoder_scratch(const bl_encoder *e);
 
-/* Rows [row, row + rows) of the codes of t, an encoded tensor, to codes; row is a multiple of 32, and so is rows unless the tensor
- * ends there. Their scale bytes wait for bl_encode_scales. Each row is encoded once. BL_E_INPUT, naming the tensor and the
+/* Rows [row, row + rows) of the codes of t, an encoded tensor, to codes; row is a multiple of 32 and of a block's rows, and so is rows unless the
+ * tensor ends there. Their scale bytes wait for bl_encode_scales. Each row is encoded once. BL_E_INPUT, naming the tensor and the
  * place: a NaN or an infinity, for which there is no code; a block of codes that cannot be recast without loss. scratch: aligned to BL_IO_ALIGN. Thread-safe. */
 bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64_t rows, uint8_t *codes, uint8_t *scratch,
                     bl_error *err);

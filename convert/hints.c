@@ -50,7 +50,8 @@ static bl_status open_hints(bl_hints *h, const char *path, bl_error *err)
     struct stat st;
     int n = snprintf(kept, sizeof kept, "%s/%s", path, BL_SCALES_NAME);
     bool file = n > 0 && (size_t)n < sizeof kept && stat(kept, &st) == 0;
-    BL_TRY(bl_checkpoint_open(&h->c, file ? kept : path, NULL, err));
+    const bl_checkpoint_options any = {.any_generation = true};
+    BL_TRY(bl_checkpoint_open(&h->c, file ? kept : path, &any, err));
     if (h->c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_bind(h->c, &h->arena, NULL, NULL, &h->binding, err));
         BL_TRY(index_weights(h, err));

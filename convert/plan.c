@@ -133,10 +133,13 @@ static bl_status plan_weight(bl_planner *p, bl_plan_source s, const bl_share *sh
 
 static bl_status check_width(const bl_planner *p, const bl_weight *w, bl_error *err)
 {
+    const bl_config *c = &p->c->config;
     bool codes = w->form == BL_FORM_FP8 || w->form == BL_FORM_FP4 || (p->o->target == BL_TO_RELEASED && encoded_form(p, w));
-    if (codes && bl_weight_cols(w) > BL_VALUE_MAX_COLS) {
-        return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu elements are too wide, the most is %d",
-                       (unsigned long long)bl_weight_cols(w), BL_VALUE_MAX_COLS);
+    bool stripes = c->earlier && p->o->target == BL_TO_RELEASED; /* of a block's rows, held whole */
+    uint64_t most = stripes ? BL_STREAM_TILE / (uint64_t)p->o->fp8_block_rows : BL_VALUE_MAX_COLS;
+    if (codes && bl_weight_cols(w) > most) {
+        return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu elements are too wide, the most is %llu",
+                       (unsigned long long)bl_weight_cols(w), (unsigned long long)most);
     }
     if (w->form == BL_FORM_TABLE && bl_weight_row_bytes(w) > BL_STREAM_TILE) { /* rows are dealt and hashed whole */
         return bl_fail(err, BL_E_INPUT, p->c->path, w->tensor->name, -1, "rows of %llu bytes are too wide, the most is %llu",
@@ -235,9 +238,11 @@ bl_status bl_plan_released_scales(const bl_checkpoint *c, bl_error *err)
 bl_status bl_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_plan_options *o, bl_arena *arena, bl_plan *out,
                        bl_error *err)
 {
-    if (c->config.earlier && o->target != BL_TO_BF16 && o->target != BL_TO_MERGED) {
-        return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: those are cast to BF16 only, packed models are of DeepSeek-V4.1",
-                       bl_generation_name(b->generation));
+    bool back = o->target == BL_TO_RELEASED && b->generation == BL_GEN_V4;
+    if (c->config.earlier && o->target != BL_TO_BF16 && o->target != BL_TO_MERGED && !back) {
+        return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "is a %s checkpoint: %s", bl_generation_name(b->generation),
+                       o->target == BL_TO_PACKED ? "packed models are of DeepSeek-V4.1"
+                                                 : "those are cast to BF16 only, back to codes go DeepSeek-V4 and V4.1");
     }
     *out = (bl_plan){.target = o->target, .fp8_block_rows = o->fp8_block_rows, .dropped = c->config.earlier ? 0 : o->drop,
                       .layout = o->layout ? o->layout : &bl_layout_single};

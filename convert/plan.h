@@ -18,7 +18,7 @@ typedef struct bl_plan_options {
     unsigned drop;       /* BL_DROP_ bits; checkpoints of earlier generations are kept whole */
     uint64_t shard_size; /* HF checkpoints: most bytes of tensors in a file; a larger tensor gets a file of its own */
     bl_form experts;     /* BL_TO_RELEASED: BL_FORM_FP4 or BL_FORM_FP8; 0 = codes as they are, BF16 to fp4 */
-    int fp8_block_rows;  /* BL_TO_RELEASED: rows that share an fp8 scale, 32 or 1 */
+    int fp8_block_rows;  /* BL_TO_RELEASED: rows that share an fp8 scale, 32 or 1; of an earlier generation the edge of its blocks */
     bool save_scales;    /* BL_TO_BF16: keep the scales that casts use up in a file beside the checkpoint */
     const bl_layout *layout; /* BL_TO_PACKED: the ranks; NULL = one */
     bool link;           /* BL_TO_PACKED: source files with Engram tables that a rank has whole become files of the output */
@@ -62,7 +62,7 @@ typedef struct bl_plan_tensor {
     bool cast;    /* codes decoded to BF16 */
     bool expand;  /* the scale of a block of rows is that of each of them: codes are as they are, the scale has their rows */
     bl_form encode; /* BL_FORM_FP8 or BL_FORM_FP4: made of values, codes or (scale) what goes with them; 0 = not encoded */
-    int encode_rows; /* rows that share a scale then */
+    int encode_rows, encode_cols; /* rows and columns that share a scale then */
     bool aside;   /* kept beside the checkpoint or the ranks, not a part of them */
     bool stacked; /* members are experts of one layer, a rank's */
     bool linked;  /* at its place in a source file */

@@ -159,8 +159,10 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
         return bl_plan_nomem(p, err);
     }
     int rows = p->o->target == BL_TO_MERGED ? p->c->config.fp8_block_rows : p->o->fp8_block_rows;
+    int cols = form == BL_FORM_FP8 && p->c->config.earlier ? rows : BL_BLOCK;
     t->encode = form;
     t->encode_rows = form == BL_FORM_FP8 ? rows : 1;
+    t->encode_cols = cols;
     t->rank = share->owner;
     add_member(p, t, s, share->part);
     bl_view made = bl_plan_made(t, 0);
@@ -172,6 +174,7 @@ bl_status bl_plan_encoded(bl_planner *p, bl_plan_source s, const bl_share *share
     }
     t->encode = form;
     t->encode_rows = form == BL_FORM_FP8 ? rows : 1;
+    t->encode_cols = cols;
     t->scale = true;
     t->rank = share->owner;
     set_shapes(t, 0, &made.w, share);
@@ -233,6 +236,7 @@ bl_view bl_plan_made(const bl_plan_tensor *t, size_t i)
     if (t->cast || t->encode) {
         bl_weight_reform(&v.w, t->cast ? BL_FORM_BF16 : t->encode);
         v.w.block_rows = t->encode ? (uint32_t)t->encode_rows : v.w.block_rows;
+        v.w.block_cols = t->encode ? (uint32_t)t->encode_cols : v.w.block_cols;
     }
     v.w.block_rows = t->expand ? 1 : v.w.block_rows;
     return v;
@@ -254,7 +258,8 @@ uint64_t bl_plan_member_bytes(const bl_plan_tensor *t, size_t i)
 uint64_t bl_plan_granule(const bl_plan_tensor *t, size_t i)
 {
     bl_view v = bl_plan_made(t, i);
-    return bl_values_granule(&v.w, t->scale);
+    uint64_t rows = t->encode && !t->scale && t->encode_rows > BL_VALUE_TILE ? (uint64_t)t->encode_rows / BL_VALUE_TILE : 1;
+    return rows * bl_values_granule(&v.w, t->scale);
 }
 
 bool bl_plan_names(const bl_plan *p, const bl_plan_tensor *t, int rank)

@@ -71,7 +71,7 @@ static bool may_differ(bl_json key)
 {
     static const char *const names[] = {"model_type",     "num_nextn_predict_layers", "compress_ratios", "vision_config", "image_token_id",
                                         "quantization_config", "text_config", "architectures", "transformers_version", "dtype",
-                                        "torch_dtype", "use_cache", BL_LAYERS_KEY, NULL};
+                                        "torch_dtype", "use_cache", "expert_dtype", BL_LAYERS_KEY, NULL};
     char name[256];
     bl_json_string(key, name, sizeof name);
     return is_among(key, names) || !strncmp(name, "dspark_", 7);
@@ -104,13 +104,19 @@ static bl_status from_source(const bl_checkpoint *c, const char *own_path, bl_ar
     bl_json own, root;
     const bl_config *f = &c->config, *s = &out->config;
     BL_TRY(bl_foreign_slurp(out->path, BL_COMPANION_MAX, &text, &n, err));
-    bl_status r = bl_config_parse(text, n, out->path, arena, &out->config, err);
+    bl_status r = (f->earlier ? bl_config_parse_any : bl_config_parse)(text, n, out->path, arena, &out->config, err);
     free(text);
     BL_TRY(r);
+    if (s->earlier != f->earlier) {
+        return bl_fail(err, BL_E_INPUT, out->path, "model_type", -1, "is of another generation than that of config.json");
+    }
     BL_TRY(bl_json_parse(f->text, f->text_bytes, NULL, own_path, &own, err));
     BL_TRY(bl_json_parse(s->text, s->text_bytes, NULL, out->path, &root, err));
     BL_TRY(compare(root, own, own_path, err));
     BL_TRY(compare(bl_json_get(root, "text_config"), own, own_path, err));
+    if (f->earlier) {
+        return BL_OK; /* all of its tensors are kept */
+    }
     out->absent |= s->num_nextn_predict_layers > 0 && f->num_nextn_predict_layers == 0 ? BL_DROP_DSPARK : 0;
     out->absent |= s->has_vision && !f->has_vision ? BL_DROP_VISION : 0;
     return BL_OK;
@@ -181,5 +187,5 @@ bl_status bl_config_restore(const bl_checkpoint *c, bl_arena *arena, bl_restored
         out->path = kept;
         return from_source(c, own, arena, out, err);
     }
-    return from_own(c, arena, out, err);
+    return c->config.earlier ? BL_OK : from_own(c, arena, out, err);
 }

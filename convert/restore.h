@@ -11,7 +11,8 @@ typedef struct bl_restored {
 } bl_restored;
 
 /* The config that c had before it was flattened: its own when that is nested, else the config.source.json beside it, else its own
- * with the keys of the model put under text_config. Everything lives in arena.
+ * with the keys of the model put under text_config. Configs of earlier generations are not nested: the config.source.json, else its
+ * own. Everything lives in arena.
  *
  * A config.source.json must agree with config.json: a key that both have, those aside that flattening or leaving tensors out
  * changes, with different values is BL_E_INPUT, naming it. Numbers are compared by value. */

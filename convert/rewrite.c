@@ -99,7 +99,7 @@ static bool left_out(const writer *w, bl_json key)
     if (plain && bl_json_equals(key, "quantization_config")) {
         return true;
     }
-    if (w->c->earlier && bl_json_equals(key, "expert_dtype")) {
+    if (w->c->earlier && (plain || w->flatten) && bl_json_equals(key, "expert_dtype")) {
         return true;
     }
     if (w->flatten && (bl_json_equals(key, "quantization_config") || bl_json_equals(key, "engram_quant"))) {
@@ -114,8 +114,9 @@ static bool left_out(const writer *w, bl_json key)
 /* Is the config right about how weights come out? Other targets than the released form keep what the source says. */
 static bool quantisation_holds(const bl_config *c, const bl_plan *plan)
 {
-    return plan->target != BL_TO_RELEASED || (c->quantized == (plan->fp8 + plan->fp4 > 0) && c->experts_fp4 == (plan->fp4 > 0) &&
-                                              c->fp8_block_rows == plan->fp8_block_rows);
+    int rows = c->earlier && c->block[0] ? c->block[0] : c->earlier ? plan->fp8_block_rows : c->fp8_block_rows;
+    return plan->target != BL_TO_RELEASED ||
+           (c->quantized == (plan->fp8 + plan->fp4 > 0) && c->experts_fp4 == (plan->fp4 > 0) && rows == plan->fp8_block_rows);
 }
 
 /* The members of a quantization_config, v, with weight_block_size and expert_dtype as the weights have them. */
@@ -131,13 +132,14 @@ static void quantisation(writer *w, bl_json v)
         }
         fprintf(w->f, "%s%.*s: ", comma, (int)key.n, key.p);
         if (bl_json_equals(key, "weight_block_size")) {
-            fprintf(w->f, "[%d, 32]", w->plan->fp8_block_rows);
+            fprintf(w->f, "[%d, %d]", w->plan->fp8_block_rows, w->c->earlier ? w->plan->fp8_block_rows : 32);
         } else {
             fprintf(w->f, "%.*s", (int)item.n, item.p);
         }
         comma = ", ";
     }
-    fprintf(w->f, "%s%s}", w->plan->fp4 ? comma : "", w->plan->fp4 ? "\"expert_dtype\": \"fp4\"" : "");
+    bool fp4 = w->plan->fp4 && !w->c->earlier; /* there it is a key of its own */
+    fprintf(w->f, "%s%s}", fp4 ? comma : "", fp4 ? "\"expert_dtype\": \"fp4\"" : "");
 }
 
 static void member(writer *w, bl_json key, bl_json v)
@@ -222,11 +224,18 @@ static void nested(writer *w, bl_json root)
 /* A source without any gets what the release has. */
 static void new_quantisation(writer *w)
 {
-    static const char released[] = "{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [32, 32], "
-                                   "\"scale_fmt\": \"ue8m0\"}";
-    if (w->plan->target == BL_TO_RELEASED && !w->c->quantized && w->plan->fp8 + w->plan->fp4 > 0) {
+    static const char v41[] = "{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [32, 32], "
+                              "\"scale_fmt\": \"ue8m0\"}";
+    static const char v4[] = "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", "
+                             "\"weight_block_size\": [128, 128], \"scale_fmt\": \"ue8m0\"}";
+    bool released = w->plan->target == BL_TO_RELEASED, earlier = w->c->earlier;
+    if (released && !w->c->quantized && w->plan->fp8 + w->plan->fp4 > 0) {
         line(w);
-        quantisation(w, (bl_json){.p = released, .n = sizeof released - 1, .kind = BL_JSON_OBJECT});
+        quantisation(w, (bl_json){.p = earlier ? v4 : v41, .n = (earlier ? sizeof v4 : sizeof v41) - 1, .kind = BL_JSON_OBJECT});
+    }
+    if (released && earlier && w->plan->fp4 && !w->c->experts_fp4) {
+        line(w);
+        fputs("\"expert_dtype\": \"fp4\"", w->f);
     }
 }
 

@@ -238,6 +238,8 @@ static bl_status judge(deriver *d, item *i, size_t fits)
     if (!w.form) {
         return problem(d, t, "has dtype %s: no generation known here has such weights", bl_dtype_name(t->dtype));
     }
+    bl_slot_kind kind = bl_generation_codes(d->out->generation, t->name);
+    i->slot.kind = kind && i->slot.kind != BL_SLOT_F32 ? kind : i->slot.kind;
     bool codes = w.form == BL_FORM_FP8 || w.form == BL_FORM_FP4;
     if (!t->nbytes || t->ndim > 2 || t->ndim < (codes ? 2u : 1u)) {
         return problem(d, t, "has shape %s: %s is needed", bl_shape_text(text, sizeof text, t->shape, t->ndim),

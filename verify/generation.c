@@ -26,6 +26,32 @@ const char *bl_generation_name(bl_generation g)
     return names[g];
 }
 
+static bool ends(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n >= m && !strcmp(name + n - m, tail);
+}
+
+bl_slot_kind bl_generation_codes(bl_generation g, const char *name)
+{
+    static const char *const dense[] = {".attn.wq_a.weight",         ".attn.wq_b.weight",
+                                        ".attn.wkv.weight",          ".attn.wo_a.weight",
+                                        ".attn.wo_b.weight",         ".attn.indexer.wq_b.weight",
+                                        ".shared_experts.w1.weight", ".shared_experts.w2.weight",
+                                        ".shared_experts.w3.weight", ".e_proj.weight",
+                                        ".h_proj.weight"};
+    if (g != BL_GEN_V4) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof dense / sizeof *dense; i++) {
+        if (ends(name, dense[i])) {
+            return BL_SLOT_DENSE;
+        }
+    }
+    bool part = ends(name, ".w1.weight") || ends(name, ".w2.weight") || ends(name, ".w3.weight");
+    return part && strstr(name, ".ffn.experts.") ? BL_SLOT_EXPERT : 0;
+}
+
 static void list(char *why, size_t cap, const char *item)
 {
     size_t n = strlen(why);

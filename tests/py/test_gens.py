@@ -6,6 +6,7 @@ import pytest
 
 import ckpt
 import gens
+import test_released
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +94,107 @@ def test_layers_of_a_part(baleen, made, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["packed", "released"])
-def test_other_forms_are_for_v41(baleen, made, tmp_path, form):
+def test_other_forms_are_for_later_ones(baleen, made, tmp_path, form):
     for kind, name in (("v3", "DeepSeek-V3"), ("v3.2", "DeepSeek-V3.2"), ("v4", "DeepSeek-V4")):
         r = baleen("convert", made(kind)[0], tmp_path / "out", "--to", form)
-        assert r.rc == 3 and f"is a {name} checkpoint" in r.err and "BF16 only" in r.err, r.err
+        if form == "released" and kind == "v4":
+            assert r.rc == 0
+            continue
+        assert r.rc == 3 and f"is a {name} checkpoint" in r.err and r.err.count("\n") == 1, r.err
+        assert ("packed models are of DeepSeek-V4.1" if form == "packed" else "BF16 only, back to codes go DeepSeek-V4 and V4.1") in r.err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["v4", "v4 with prefix"])
+def test_v4_and_back(baleen, made, tmp_path, kind):
+    """Under the scales it had, kept beside the cast or read from the original, every byte returns."""
+    folder, items = made(kind)
+    cast = tmp_path / "cast"
+    assert baleen("convert", folder, cast, "--to", "bf16", "--save-scales").rc == 0
+    for name, more in (("kept", []), ("hints", ["--scale-hints", folder])):
+        r = baleen("convert", cast, tmp_path / name, "--to", "released", "--shard-size", "1MB", "--json", *more)
+        assert r.rc == 0, r.err
+        receipt = json.loads(r.out)
+        scales = [n for n in items if n.endswith(".scale")]
+        assert receipt["generation"] == "DeepSeek-V4" and receipt["scale_hints"] == len(scales)
+        assert sum(c["scales_new"] + c["blocks_inexact"] for c in receipt["encoded"]) == 0
+        assert ckpt.tensors(tmp_path / name) == items
+        assert (tmp_path / name / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+        assert baleen("verify", tmp_path / name, "--against", folder).rc == 0
+        (cast / "scales.source.st").unlink(missing_ok=True)
+    copied = tmp_path / "copied"
+    assert baleen("convert", folder, copied, "--to", "released").rc == 0
+    assert ckpt.tensors(copied) == items and (copied / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("cpu", ["c", "native"])
+def test_v4_trained(baleen, made, tmp_path, cpu):
+    """Weights that changed, with and without hints, against the encoder in numpy. 128x128 blocks, partial ones at the edges."""
+    folder, items = made("v4")
+    assert baleen("convert", folder, tmp_path / "cast", "--to", "bf16", "--save-scales").rc == 0
+    cast, rng = ckpt.tensors(tmp_path / "cast"), np.random.default_rng(7)
+    for name in ("layers.1.attn.wq_a.weight", "layers.0.ffn.experts.1.w2.weight", "mtp.0.e_proj.weight", "layers.1.attn.wo_b.weight"):
+        x = test_released.bf16(cast, name)
+        at = rng.integers(0, x.size, 5 if "wo_b" in name else x.size // 2)
+        x.reshape(-1)[at] *= rng.uniform(0.5, 3, at.size)
+        if "wq_a" in name:
+            x[128:, :130] = 0
+            x[0, 0] = -0.0
+        cast[name] = ("BF16", x.shape, test_released.to_bf16(x))
+    saved = ckpt.tensors(tmp_path / "cast" / "scales.source.st")
+    ckpt.write_folder(tmp_path / "trained", cast, tmp_path / "cast")
+    for hints in (None, saved):
+        more = ["--scale-hints", tmp_path / "cast"] if hints else ["--scale-hints", "none"]
+        out = tmp_path / ("hinted" if hints else "plain")
+        r = baleen("convert", tmp_path / "trained", out, "--to", "released", "--cpu", cpu, "--json", *more)
+        assert r.rc == 0, r.err
+        have, kept, new = ckpt.tensors(out), 0, 0
+        assert set(have) == set(items)
+        for name, t in items.items():
+            if t[0] not in ("I8", "F8_E4M3"):
+                assert name.endswith(".scale") or have[name] == cast[name]
+                continue
+            scale, fp4 = name[:-len("weight")] + "scale", t[0] == "I8"
+            hint = np.frombuffer(hints[scale][2], np.uint8).reshape(hints[scale][1]).astype(np.int64) if hints else None
+            codes, s, k, _ = test_released.encode(test_released.bf16(cast, name), fp4, hint, edge=128)
+            assert have[name] == (t[0], codes.shape, codes.tobytes()), name
+            assert have[scale] == ("F8_E8M0", s.shape, s.tobytes()), scale
+            kept, new = kept + int(k.sum()), new + int((~k).sum())
+        encoded = json.loads(r.out)["encoded"]
+        assert (sum(c["scales_kept"] for c in encoded), sum(c["scales_new"] for c in encoded)) == (kept, new)
+        assert baleen("verify", out).rc == 0
+
+
+def test_v4_without_its_config(baleen, made, tmp_path):
+    """A trainer writes config.json alone: the keys of the release are put back."""
+    folder, items = made("v4")
+    assert baleen("convert", folder, tmp_path / "cast", "--to", "bf16", "--save-scales").rc == 0
+    (tmp_path / "cast" / "config.source.json").unlink()
+    assert baleen("convert", tmp_path / "cast", tmp_path / "out", "--to", "released").rc == 0
+    assert ckpt.tensors(tmp_path / "out") == items
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+    assert baleen("convert", tmp_path / "cast", tmp_path / "part", "--to", "released", "--layers", "1").rc == 0
+    assert set(ckpt.tensors(tmp_path / "part")) == {n for n in items if ".0." not in n.replace("experts.0", "") or n.startswith("mtp")}
+    assert baleen("verify", tmp_path / "part", "--against", folder).rc == 0
+
+
+def test_v4_refusals(baleen, made, tmp_path):
+    def refused(src, rc, says, *more):
+        r = baleen("convert", src, tmp_path / "out", "--to", "released", *more)
+        assert r.rc == rc and says in r.err and r.err.count("\n") == 1 and not (tmp_path / "out").exists(), r.err
+    for kind in ("v3", "v4 base", "v4"):
+        assert baleen("convert", made(kind)[0], tmp_path / kind, "--to", "bf16", "--save-scales").rc == 0
+    refused(tmp_path / "v3", 3, "back to codes go DeepSeek-V4 and V4.1")
+    refused(tmp_path / "v4 base", 3, "fp8 experts and float32 scales")
+    refused(tmp_path / "v4", 2, "--experts and --fp8-block are for DeepSeek-V4.1", "--experts", "fp8")
+    refused(tmp_path / "v4", 2, "--experts and --fp8-block are for DeepSeek-V4.1", "--fp8-block", "1x32")
+    saved = tmp_path / "v4" / "scales.source.st"
+    scales = ckpt.tensors(saved)
+    ckpt.write_file(saved, scales | {"layers.0.attn.gate.scale": scales["layers.0.attn.wkv.scale"]})
+    refused(tmp_path / "v4", 3, "has 64 scales, but only 63 of them are of weights that DeepSeek-V4 has as codes")
+    name, (dtype, shape, data) = "layers.0.attn.wkv.scale", scales["layers.0.attn.wkv.scale"]
+    ckpt.write_file(saved, scales | {name: (dtype, (1, len(data)), data)} if shape != (1, len(data)) else scales | {name: (dtype, (1, 2), data[:2])})
+    refused(tmp_path / "v4", 3, "another shape")
 
 
 def test_not_served(baleen, made, tmp_path):

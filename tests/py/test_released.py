@@ -42,22 +42,22 @@ def codes_of(y, mids, ties):
     return n.astype(np.uint8), np.signbit(y)
 
 
-def blocks(x, fp4):
-    """[rows of blocks, cols of blocks, values]: padded with zeros."""
-    h = 1 if fp4 else 32
-    p = np.zeros((-(-x.shape[0] // h) * h, -(-x.shape[1] // 32) * 32))
+def blocks(x, fp4, edge=32):
+    """[rows of blocks, cols of blocks, values]: padded with zeros. edge: of fp8 blocks."""
+    h, w = (1, 32) if fp4 else (edge, edge)
+    p = np.zeros((-(-x.shape[0] // h) * h, -(-x.shape[1] // w) * w))
     p[:x.shape[0], :x.shape[1]] = x
-    return p.reshape(p.shape[0] // h, h, -1, 32).transpose(0, 2, 1, 3)
+    return p.reshape(p.shape[0] // h, h, -1, w).transpose(0, 2, 1, 3)
 
 
-def spread(scale, shape, fp4):
-    return np.repeat(np.repeat(scale, 1 if fp4 else 32, 0), 32, 1)[:shape[0], :shape[1]]
+def spread(scale, shape, fp4, edge=32):
+    return np.repeat(np.repeat(scale, 1 if fp4 else edge, 0), 32 if fp4 else edge, 1)[:shape[0], :shape[1]]
 
 
-def encode(x, fp4, hint=None, ties="even", canonical=False):
+def encode(x, fp4, hint=None, ties="even", canonical=False, edge=32):
     """(codes as stored, scale, kept mask, decoded) of values x, by the stated rules."""
     most, lo, hi, zero = (6, 0, 252, 1) if fp4 else (448, 3, 246, 105)
-    amax = np.abs(blocks(x, fp4)).max((2, 3))
+    amax = np.abs(blocks(x, fp4, edge)).max((2, 3))
     with np.errstate(divide="ignore"):
         e = np.ceil(np.log2(amax / most)).astype(np.float64)
     e[amax == 0] = 0
@@ -67,9 +67,9 @@ def encode(x, fp4, hint=None, ties="even", canonical=False):
     scale = np.where(amax == 0, zero, np.clip(e + 127, lo, hi))
 
     def under(s):
-        y = x / np.ldexp(1.0, spread(s, x.shape, fp4) - 127)
+        y = x / np.ldexp(1.0, spread(s, x.shape, fp4, edge) - 127)
         n, sign = codes_of(y, MID4 if fp4 else MID8, ties if fp4 else "even")
-        value = (ckpt.E2M1 if fp4 else ckpt.E4M3).astype(np.float64)[n] * np.ldexp(1.0, spread(s, x.shape, fp4) - 127)
+        value = (ckpt.E2M1 if fp4 else ckpt.E4M3).astype(np.float64)[n] * np.ldexp(1.0, spread(s, x.shape, fp4, edge) - 127)
         value = np.where(sign, -value, value)
         if canonical:
             sign = sign & (n != 0)
@@ -79,7 +79,7 @@ def encode(x, fp4, hint=None, ties="even", canonical=False):
     if hint is not None:
         usable = (hint >= lo) & (hint <= hi)
         _, value = under(np.where(usable, hint, scale))
-        kept = usable & ~blocks(value != x, fp4).any((2, 3))
+        kept = usable & ~blocks(value != x, fp4, edge).any((2, 3))
         scale = np.where(kept, hint, scale)
     codes, value = under(scale)
     if fp4:
