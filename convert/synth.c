@@ -7,10 +7,12 @@
 #include "formats/names.h"
 #include "verify/stream.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct shard {
     char name[64];
@@ -160,6 +162,34 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
     return t->last ? bl_writer_commit(&y->shards[t->lane].writer, err) : BL_OK;
 }
 
+/* A shard with a hole where its weights would be. */
+static bl_status write_hollow(synth *y, const shard *s, bl_error *err)
+{
+    bl_output *out = NULL;
+    const char *path = path_of(y, s->name);
+    bl_status status = path ? bl_output_open(&out, path, 0, err) : nomem(err);
+    if (status == BL_OK) {
+        status = bl_st_head_write(&s->head, out, err);
+    }
+    if (status == BL_OK && ftruncate(bl_output_fd(out), (off_t)s->head.file_bytes) != 0) {
+        status = bl_fail_errno(err, errno, 0, path, "cannot make a file with a hole");
+    }
+    if (status == BL_OK) {
+        status = bl_output_commit(&out, err);
+    }
+    bl_output_abort(&out);
+    return status;
+}
+
+static bl_status write_hollows(synth *y, bl_error *err)
+{
+    bl_status s = BL_OK;
+    for (int k = 0; s == BL_OK && k < y->o->shards; k++) {
+        s = write_hollow(y, &y->shards[k], err);
+    }
+    return s;
+}
+
 static int by_name(const void *a, const void *b)
 {
     return bl_tensor_by_name(*(bl_tensor *const *)a, *(bl_tensor *const *)b);
@@ -201,7 +231,7 @@ static bl_status write_payload(synth *y, bl_synth_report *r, bl_error *err)
                         .cancelled = y->o->cancelled,
                         .progress = y->o->progress,
                         .progress_arg = y->o->progress_arg};
-    bl_status s = bl_stream_run(&stream, err);
+    bl_status s = y->o->headers ? write_hollows(y, err) : bl_stream_run(&stream, err);
     r->tensors = y->count;
     for (int k = 0; k < y->o->shards; k++) {
         bl_writer_abort(&y->shards[k].writer);

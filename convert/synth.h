@@ -17,6 +17,7 @@ typedef struct bl_synth_options {
     uint64_t seed;
     int shards; /* tensors are dealt round robin, so that a weight and its scale often sit in different files */
     int jobs;   /* <= 0 = chosen */
+    bool headers; /* write the headers alone: shards of their full sizes with holes for the weights */
     bl_token_classes_fn token_classes;
     bool (*cancelled)(void);                                  /* may be NULL */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* may be NULL */

@@ -46,6 +46,16 @@ static const struct preset {
      "\"engram_layer_ids\":[1],\"engram_vocab_size\":20000,\"engram_n_heads\":8,\"engram_head_dim\":256,"
      "\"num_nextn_predict_layers\":0,\"dspark_block_size\":5,\"dspark_target_layer_ids\":[1,2,3],\"dspark_markov_rank\":256,"
      "\"dspark_n_routed_experts\":32,\"dspark_num_experts_per_tok\":3,\"original\":65536,\"factor\":16}"},
+    {"full", "the released shape without vision, 509 GB: best with --headers",
+     "{\"vocab_size\":129280,\"hidden_size\":5120,\"moe_intermediate_size\":2304,\"num_hidden_layers\":40,"
+     "\"num_attention_heads\":64,\"head_dim\":512,\"qk_rope_head_dim\":64,\"q_lora_rank\":1280,\"o_lora_rank\":1024,"
+     "\"o_groups\":8,\"n_routed_experts\":384,\"num_experts_per_tok\":6,\"sliding_window\":128,\"compress_ratios\":[0,0,"
+     "2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],\"kv_source_layer_ids\":[2,8,14,20],"
+     "\"index_source_layer_ids\":[2,8,14,20,24,28,32,36],\"index_n_heads\":32,\"index_head_dim\":128,\"index_topk\":512,"
+     "\"candidate_source_layer_id\":20,\"candidate_topk_blocks\":2048,\"candidate_block_size\":8,\"engram_layer_ids\":[1,14],"
+     "\"engram_vocab_size\":16000000,\"engram_n_heads\":8,\"engram_head_dim\":256,\"num_nextn_predict_layers\":3,"
+     "\"dspark_block_size\":5,\"dspark_target_layer_ids\":[37,38,39],\"dspark_markov_rank\":256,"
+     "\"dspark_n_routed_experts\":128,\"dspark_num_experts_per_tok\":3,\"original\":65536,\"factor\":16}"},
 };
 
 static const char common[] =

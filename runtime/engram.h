@@ -8,6 +8,9 @@
 /* Token id -> class id (arch.md appendix B): map has bl_tokenizer_size entries, malloc'd. *classes = number of classes. */
 bl_status bl_engram_token_map(const bl_tokenizer *t, int32_t **map, int *classes, bl_error *err);
 
+/* The number of classes alone, of a tokenizer.json text of n bytes. */
+bl_status bl_engram_token_classes(const char *text, size_t n, int *classes, bl_error *err);
+
 /* n odd multipliers of a layer: numpy's default_rng(10007 * layer).integers(0, bound, n) * 2 + 1 with
  * bound = max(1, (2^63 - 1) / classes / 2); PCG64 seeded through SeedSequence, Lemire's bounded rejection. 1 <= classes <= 2^29, 0 <= layer <
  * 2^18. Exact. */

@@ -184,3 +184,14 @@ bl_status bl_engram_token_map(const bl_tokenizer *t, int32_t **map, int *classes
     *classes = k.classes;
     return BL_OK;
 }
+
+bl_status bl_engram_token_classes(const char *text, size_t n, int *classes, bl_error *err)
+{
+    bl_tokenizer *t;
+    int32_t *map = NULL;
+    BL_TRY(bl_tokenizer_parse(&t, text, n, "tokenizer.json", err));
+    bl_status s = bl_engram_token_map(t, &map, classes, err);
+    free(map);
+    bl_tokenizer_close(&t);
+    return s;
+}

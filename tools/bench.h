@@ -109,6 +109,7 @@ int bench_load(int argc, char **argv);
 int bench_prefill(int argc, char **argv);
 int bench_linear(int argc, char **argv);
 int bench_ops(int argc, char **argv);
+int bench_scan(int argc, char **argv);
 int bench_start(int argc, char **argv);
 
 #endif

@@ -4,20 +4,8 @@
 #include "tools/cli.h"
 #include "tools/receipt.h"
 
-#include <stdlib.h>
 
 #define MAX_ARGS 65
-
-static bl_status token_classes(const char *text, size_t n, int *classes, bl_error *err)
-{
-    bl_tokenizer *t;
-    int32_t *map = NULL;
-    BL_TRY(bl_tokenizer_parse(&t, text, n, "tokenizer.json", err));
-    bl_status s = bl_engram_token_map(t, &map, classes, err);
-    free(map);
-    bl_tokenizer_close(&t);
-    return s;
-}
 
 static int print_report(const char *dst, const bl_synth_report *r, bool json)
 {
@@ -42,10 +30,11 @@ int cmd_synth(int argc, char **argv)
              "factor= set rope_scaling. With num_hidden_layers= alone the lists of layers are chosen to fit. A tokenizer.json of\n"
              "vocab_size entries comes with it. The same preset, fields and seed give the same bytes everywhere.\n",
              bl_synth_presets());
-    bl_synth_options o = {.preset = "tiny", .token_classes = token_classes, .cancelled = cli_interrupted};
+    bl_synth_options o = {.preset = "tiny", .token_classes = bl_engram_token_classes, .cancelled = cli_interrupted};
     const cli_option options[] = {{"preset", CLI_STRING, &o.preset, "NAME", "shape to start from (default tiny)"},
                                   {"seed", CLI_INT, &seed, "N", "random seed (default 1)"},
                                   {"shards", CLI_INT, &shards, "N", "files (default 3)"},
+                                  {"headers", CLI_FLAG, &o.headers, NULL, "headers alone, with holes for the weights: needs little room"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
                                   {NULL, 0, NULL, NULL, NULL}};

@@ -95,3 +95,13 @@ def test_convert_interrupted_prints_what_it_has(tmp_path):
     assert p.returncode != 0 and err.count("\n") == 1
     assert "convert --to packed" in out and " runs)" in out
     assert list(work.iterdir()) == []
+
+
+def test_scan(tmp_path):
+    r = run("baleen", "bench", "scan", tmp_path, "--rounds", "1", "--json")
+    assert r.rc == 0, r.err
+    figures = {f["name"]: f for f in json.loads(r.out)["sets"][0]["figures"]}
+    assert figures["headers and index"]["share"]["median"] > 0 and "95819 tensors" in json.loads(r.out)["sets"][0]["title"]
+    assert list(tmp_path.iterdir()) == []
+    r = run("baleen", "bench", "scan", "--source", tmp_path, "--rounds", "1")
+    assert r.rc == 3 and r.err.count("\n") == 1

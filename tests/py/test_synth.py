@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ckpt
+import headers
 
 
 def synth(baleen, out, *args):
@@ -52,6 +53,33 @@ def test_the_oracle_runs_it(baleen, shared, tmp_path, args):
     ids = [int(i) for i in np.random.default_rng(1).integers(3, 300, 24)]
     logits, _ = m.forward(ids)
     assert np.isfinite(logits).all() and 0.3 < logits.std() < 3 and len(set(logits.argmax(1).tolist())) > 8
+
+
+def test_headers_alone(baleen, tmp_path):
+    whole, hollow = synth(baleen, tmp_path / "a", "--preset", "nano"), synth(baleen, tmp_path / "b", "--preset", "nano", "--headers")
+    for f in whole.iterdir():
+        g = hollow / f.name
+        assert g.stat().st_size == f.stat().st_size
+        if f.suffix == ".safetensors":
+            n = ckpt.header(f)[1]
+            assert g.read_bytes()[:n] == f.read_bytes()[:n] and not any(g.read_bytes()[n:])
+            assert g.stat().st_blocks * 512 < 8192 + n
+        else:
+            assert g.read_bytes() == f.read_bytes()
+
+
+def test_full_shape_is_the_released_one(baleen, shared, tmp_path):
+    out = synth(baleen, tmp_path / "s", "--preset", "full", "--headers", "--shards", "5")
+    rows = headers.released(shared / "data" / "tensor_inventory.json")
+    want = {n: (d, s) for _, n, d, s in rows if not n.startswith(("vision.", "aligner.", "image_"))}
+    have = {}
+    for f in out.glob("*.safetensors"):
+        have.update({n: (t["dtype"], t["shape"]) for n, t in ckpt.header(f)[0].items()})
+    assert have == want
+    released = json.loads((shared / "data" / "config.json").read_text())["text_config"]
+    made = json.loads((out / "config.json").read_text())["text_config"]
+    differing = {k for k in released if made.get(k, released[k]) != released[k]}
+    assert differing <= {"engram_compressed_vocab_size", "dspark_noise_token_id"}  # of the tokenizer
 
 
 def test_converts_and_opens(baleen, tmp_path):

@@ -22,6 +22,7 @@ static const struct {
     {"load", bench_load, "weights from files to the GPU, beside what its bus takes"},
     {"ops", bench_ops, "attention, index scores, residual streams and selections"},
     {"prefill", bench_prefill, "a prompt through the same, beside the multiply-add peak"},
+    {"scan", bench_scan, "the headers and the index of a whole model, beside reading their bytes"},
     {"start", bench_start, "from nothing to the first token over HTTP"},
 };
 enum { BENCHES = sizeof benches / sizeof benches[0] };

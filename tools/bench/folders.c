@@ -83,17 +83,6 @@ void bench_settle(const char *folder)
     close(fd);
 }
 
-static bl_status token_classes(const char *text, size_t n, int *classes, bl_error *err)
-{
-    bl_tokenizer *t;
-    int32_t *map = NULL;
-    BL_TRY(bl_tokenizer_parse(&t, text, n, "tokenizer.json", err));
-    bl_status s = bl_engram_token_map(t, &map, classes, err);
-    free(map);
-    bl_tokenizer_close(&t);
-    return s;
-}
-
 bl_status bench_source(const char *path, uint64_t bytes, bl_error *err)
 {
     char experts[64];
@@ -101,7 +90,7 @@ bl_status bench_source(const char *path, uint64_t bytes, bl_error *err)
     snprintf(experts, sizeof experts, "n_routed_experts=%d", wanted < 8 ? 8 : wanted > 384 ? 384 : (int)wanted);
     const char *overrides[] = {experts};
     bl_synth_options o = {.preset = "wide", .overrides = overrides, .override_count = 1, .seed = 1, .shards = 4,
-                          .token_classes = token_classes, .cancelled = cli_interrupted};
+                          .token_classes = bl_engram_token_classes, .cancelled = cli_interrupted};
     bl_synth_report report;
     return bl_synth(path, &o, &report, err);
 }
