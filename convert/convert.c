@@ -241,12 +241,12 @@ bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err)
 /* Weights that packing decoded go back to codes under the scales that it kept. That a value has none there means damage. */
 static bl_status check_restored(const bl_job *j, bl_error *err)
 {
-    bl_encode_stats stats[BL_ENCODE_CLASSES];
+    bl_encode_stats stats[BL_ENCODE_CLASSES] = {0};
     uint64_t wrong = 0;
     if (j->plan.target != BL_TO_MERGED || !j->producer.encoder) {
         return BL_OK;
     }
-    bl_encoder_stats(j->producer.encoder, stats);
+    bl_job_encoded(j, stats);
     for (int i = 0; i < BL_ENCODE_CLASSES; i++) {
         wrong += stats[i].blocks - stats[i].kept;
     }
@@ -286,10 +286,11 @@ static bl_status open_encoder(bl_job *j, bl_error *err)
 
 static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
 {
+    BL_TRY(bl_job_states(j, err));
     BL_TRY(bl_job_journal(j, err));
     if (bl_folder_committed(j->out)) {
-        j->kept_files = j->plan.file_count;
-        j->kept_bytes = j->plan.file_bytes;
+        BL_TRY(bl_job_committed(j, dst, err));
+        bl_job_encoded(j, report->encoded);
         return BL_OK;
     }
     BL_TRY(bl_job_space(j, dst, err));
@@ -302,8 +303,8 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
     if (s == BL_OK) {
         s = fill_folder(j, err);
     }
-    if (j->producer.encoder) {
-        bl_encoder_stats(j->producer.encoder, report->encoded);
+    if (s == BL_OK) {
+        bl_job_encoded(j, report->encoded);
     }
     bl_producer_close(&j->producer);
     if (s == BL_OK && j->o->cancelled && j->o->cancelled()) {

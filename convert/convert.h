@@ -51,7 +51,7 @@ typedef struct bl_convert_report {
     size_t linked_files; /* of the source, not counted in file_bytes */
     uint64_t linked_bytes;
     int ranks, source_ranks; /* 0: the source is no packed model */
-    bl_encode_stats encoded[BL_ENCODE_CLASSES]; /* of the files that this run made */
+    bl_encode_stats encoded[BL_ENCODE_CLASSES]; /* of all files, those included that an earlier run made */
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */
     bl_generation generation;
@@ -65,9 +65,10 @@ typedef struct bl_convert_report {
  * dst) into the folder dst, which must not exist or be empty. Free space is checked first; peak memory does not depend on tensor sizes. On any failure, and when cancelled (BL_E_CANCELLED), dst is not there.
  *
  * Until it is complete dst is made in "<dst>.partial" (formats/output.h). That is removed on failure, unless resume is set, and
- * stays when the process dies. Without resume a later run begins anew; with it, files that the journal there calls finished and
- * whose digest is still the one noted are kept, the rest is made, and the result has the bytes of an undisturbed run. Another
- * source (files, sizes, times, headers) or other options, and a dst that another process is making, are BL_E_USAGE. */
+ * stays when the process dies. Without resume a later run begins anew; with it, files that the journal there calls finished, whose
+ * digest is still the one noted, and whose source files have not changed since (size, times of content and of state) are kept, the rest is
+ * made, and the result has the bytes of an undisturbed run. A source with another config or other headers, other options, and a dst that
+ * another process is making, are BL_E_USAGE. */
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err);
 
 #endif

@@ -19,7 +19,7 @@ struct bl_encoder {
     bool recasts;             /* some weights come as codes */
     uint64_t max_cols, piece; /* of any encoded weight; source bytes read at once */
     pthread_mutex_t lock;     /* of stats and sums */
-    bl_encode_stats stats[BL_ENCODE_CLASSES];
+    bl_encode_stats (*stats)[BL_ENCODE_CLASSES]; /* [plan files] */
 };
 
 const char *bl_encode_class_name(bl_encode_class c)
@@ -37,6 +37,22 @@ static bl_encode_class class_of(const bl_slot *s)
         return BL_ENCODE_EXPERTS;
     }
     return strstr(s->name, ".shared_experts.") ? BL_ENCODE_SHARED : strstr(s->name, ".engram.") ? BL_ENCODE_ENGRAM : BL_ENCODE_ATTENTION;
+}
+
+/* Are t's codes made of other codes, without loss, and not of BF16? */
+static bool is_recast(const bl_plan_tensor *t)
+{
+    return t->members[0].pieces->form != BL_FORM_BF16;
+}
+
+void bl_encode_count(const bl_plan *plan, bl_encode_stats out[BL_ENCODE_CLASSES])
+{
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        const bl_plan_tensor *t = &plan->tensors[i];
+        if (t->encode && !t->scale && !is_recast(t)) {
+            out[class_of(t->members[0].pieces->slot)].weights++;
+        }
+    }
 }
 
 /* ---- scratch of a thread */
@@ -113,11 +129,11 @@ bl_status bl_encoder_create(bl_encoder **out, const bl_plan *plan, bl_values *va
         uint64_t cols = bl_weight_cols(&v.w), stripe = 2 * rows_at_once(&v.w) * cols;
         e->max_cols = cols > e->max_cols ? cols : e->max_cols;
         e->piece = stripe > e->piece ? stripe : e->piece;
-        bool recast = t->members[0].pieces->form != BL_FORM_BF16;
-        e->recasts |= recast;
-        e->stats[class_of(v.w.slot)].weights += !recast;
+        e->recasts |= is_recast(t);
     }
-    bl_status s = bl_spill_create(&e->scales, folder, plan->sum_count, err);
+    e->stats = calloc(plan->file_count + 1, sizeof *e->stats);
+    bl_status s = e->stats ? bl_spill_create(&e->scales, folder, plan->sum_count, err)
+                           : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     if (s != BL_OK) {
         bl_encoder_destroy(out);
     }
@@ -130,6 +146,7 @@ void bl_encoder_destroy(bl_encoder **ep)
     if (e) {
         bl_spill_destroy(&e->scales);
         pthread_mutex_destroy(&e->lock);
+        free(e->stats);
         free(e);
         *ep = NULL;
     }
@@ -325,10 +342,9 @@ static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, ui
     return BL_OK;
 }
 
-static void add_stats(bl_encoder *e, bl_encode_class class, const bl_encode_stats *more)
+void bl_encode_stats_add(bl_encode_stats *s, const bl_encode_stats *more)
 {
-    bl_encode_stats *s = &e->stats[class];
-    pthread_mutex_lock(&e->lock);
+    s->weights += more->weights;
     s->values += more->values;
     s->blocks += more->blocks;
     s->kept += more->kept;
@@ -336,7 +352,6 @@ static void add_stats(bl_encoder *e, bl_encode_class class, const bl_encode_stat
     s->error2 += more->error2;
     s->value2 += more->value2;
     s->error = more->error > s->error ? more->error : s->error;
-    pthread_mutex_unlock(&e->lock);
 }
 
 /* Values of rows [row, row + rows) of the source, where they are BF16. */
@@ -429,7 +444,7 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
     uint64_t bytes;
     room r = make_room(e, scratch, &bytes);
     work w = {.e = e, .made = bl_plan_made(t, 0), .source = bl_plan_view(t, 0), .r = &r, .sum = t->members[0].sum};
-    w.recast = w.source.w.form != BL_FORM_BF16;
+    w.recast = is_recast(t);
     stripe s = {.e = e, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&w.made.w),
                 .each = w.made.w.block_cols / BL_BLOCK, .r = &r, .exact = w.recast};
     bl_stored grid = bl_weight_stored(s.w, true);
@@ -446,7 +461,9 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
         BL_TRY(bl_spill_put(e->scales, w.sum, grid.rows * grid.cols, at, r.fresh, count, err));
     }
     if (!w.recast) {
-        add_stats(e, class_of(s.w->slot), &stats);
+        pthread_mutex_lock(&e->lock);
+        bl_encode_stats_add(&e->stats[t->tensor.file][class_of(s.w->slot)], &stats);
+        pthread_mutex_unlock(&e->lock);
     }
     return BL_OK;
 }
@@ -456,9 +473,9 @@ bl_status bl_encode_scales(bl_encoder *e, const bl_plan_tensor *t, uint64_t offs
     return bl_spill_take(e->scales, t->members[0].sum, t->tensor.nbytes, offset, dst, n, err);
 }
 
-void bl_encoder_stats(bl_encoder *e, bl_encode_stats out[BL_ENCODE_CLASSES])
+void bl_encoder_stats(bl_encoder *e, size_t file, bl_encode_stats out[BL_ENCODE_CLASSES])
 {
     pthread_mutex_lock(&e->lock);
-    memcpy(out, e->stats, sizeof e->stats);
+    memcpy(out, e->stats[file], sizeof e->stats[file]);
     pthread_mutex_unlock(&e->lock);
 }

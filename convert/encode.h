@@ -54,7 +54,12 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
 /* n bytes at offset of the scale tensor t; all its codes were made. In ascending order. */
 bl_status bl_encode_scales(bl_encoder *e, const bl_plan_tensor *t, uint64_t offset, uint64_t n, uint8_t *dst, bl_error *err);
 
-/* The figures so far. */
-void bl_encoder_stats(bl_encoder *e, bl_encode_stats out[BL_ENCODE_CLASSES]);
+/* What became of the weights in a file of the plan so far; weights is 0. */
+void bl_encoder_stats(bl_encoder *e, size_t file, bl_encode_stats out[BL_ENCODE_CLASSES]);
+
+/* Weights of each class that plan encodes from BF16, added to out[].weights. */
+void bl_encode_count(const bl_plan *plan, bl_encode_stats out[BL_ENCODE_CLASSES]);
+/* Add the figures of more to s. */
+void bl_encode_stats_add(bl_encode_stats *s, const bl_encode_stats *more);
 
 #endif

@@ -176,8 +176,13 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
     if (f->writer) {
         BL_TRY(bl_writer_commit(&f->writer, err));
     }
+    bl_journal_file note = {.name = pf->name, .bytes = pf->head.file_bytes, .state = f->state};
+    memcpy(note.digest, f->digest, sizeof note.digest);
+    if (j->producer.encoder) {
+        bl_encoder_stats(j->producer.encoder, t->lane, note.encoded);
+    }
     pthread_mutex_lock(&j->lock);
-    bl_status s = bl_journal_add(&j->journal, pf->name, pf->head.file_bytes, f->digest, err);
+    bl_status s = bl_journal_add(&j->journal, &note, err);
     pthread_mutex_unlock(&j->lock);
     return s;
 }
@@ -245,10 +250,6 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
 static bl_status prepare(bl_job *j, bl_error *err)
 {
     const bl_plan *plan = &j->plan;
-    j->files = bl_arena_array(&j->arena, plan->file_count, sizeof *j->files);
-    if (!j->files) {
-        return nomem(err);
-    }
     if (plan->target != BL_TO_PACKED) {
         return BL_OK;
     }

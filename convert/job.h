@@ -22,6 +22,7 @@ typedef struct bl_job_file {
     bl_digest *whole_chunks;
     uint8_t digest[32]; /* as in the journal: SHA-256, or the digest of whole_chunks */
     uint8_t noted[32];  /* in the journal */
+    bl_digest state;    /* of the source's files that it is made from */
     bool done;          /* by an earlier run */
     bl_reader *reader;  /* while that is being proven */
 } bl_job_file;
@@ -80,11 +81,19 @@ bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err);
 bl_status bl_job_expect(bl_job *j, bl_error *err);
 /* A tile was produced: what is now read for the last time may go. */
 void bl_job_arrived(bl_job *j, const bl_tile *t);
+/* Set up the files, each with its state: size and times of the source's files that it is made from, and of the scale hints where it is
+ * encoded under these. First, before any of them is read. */
+bl_status bl_job_states(bl_job *j, bl_error *err);
 /* Open the journal: what the source is and what is wanted must be what it says. */
 bl_status bl_job_journal(bl_job *j, bl_error *err);
-/* Find out which files an earlier run finished: those in the journal whose bytes still have the digest noted there. Their chunk and
- * value digests are computed on the way. Everything else in the folder is removed. */
+/* Find out which files an earlier run finished: those in the journal whose bytes still have the digest noted there, made from files that
+ * have not changed since. Their chunk and value digests are computed on the way. Everything else in the folder is removed. */
 bl_status bl_job_prove(bl_job *j, bl_error *err);
+/* The folder that is wanted is complete already (bl_folder_committed): was it made from the source as it is? BL_E_USAGE when not. */
+bl_status bl_job_committed(bl_job *j, const char *dst, bl_error *err);
+/* What became of all weights that are encoded, those in files included that an earlier run made. After bl_job_stream, or of a folder that
+ * is complete. */
+void bl_job_encoded(const bl_job *j, bl_encode_stats out[BL_ENCODE_CLASSES]);
 /* Hold all that was read from a packed model against the value digests that its manifests record; BL_E_INPUT, naming the tensor,
  * where they differ. After bl_job_stream. */
 bl_status bl_job_recorded(bl_job *j, bl_error *err);

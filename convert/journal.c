@@ -13,6 +13,7 @@
 
 #define MAX_BYTES ((uint64_t)64 << 20)
 #define CHECK_DIGITS 32
+#define MAGIC "baleen-journal 2 "
 
 static bl_status io(const bl_journal *j, const char *doing, bl_error *err)
 {
@@ -30,30 +31,30 @@ static void check_of(const char *line, size_t n, char check[CHECK_DIGITS + 1])
     bl_hex_encode(check, d.b, sizeof d.b);
 }
 
-/* Append a line, and wait until it is on disk. */
-static bl_status append(bl_journal *j, const char *line, bl_error *err)
+/* A line with its check and newline. */
+static void put_line(FILE *f, const char *line)
 {
-    char check[CHECK_DIGITS + 1], *text;
+    char check[CHECK_DIGITS + 1];
     check_of(line, strlen(line), check);
-    int n = asprintf(&text, "%s %s\n", line, check);
-    if (n < 0) {
-        return nomem(j, err);
-    }
-    bl_status s = BL_OK;
-    for (int at = 0; s == BL_OK && at < n;) {
-        ssize_t put = pwrite(j->fd, text + at, (size_t)(n - at), (off_t)(j->end + (uint64_t)at));
+    fprintf(f, "%s %s\n", line, check);
+}
+
+/* Append whole lines, and wait until they are on disk. */
+static bl_status append(bl_journal *j, const char *text, size_t n, bl_error *err)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t put = pwrite(j->fd, text + at, n - at, (off_t)(j->end + at));
         if (put > 0) {
-            at += (int)put;
+            at += (size_t)put;
         } else if (put == 0 || errno != EINTR) {
-            s = io(j, "cannot write the journal", err);
+            return io(j, "cannot write the journal", err);
         }
     }
-    free(text);
-    if (s == BL_OK && fdatasync(j->fd) != 0) {
-        s = io(j, "cannot sync the journal", err);
+    if (fdatasync(j->fd) != 0) {
+        return io(j, "cannot sync the journal", err);
     }
-    j->end += s == BL_OK ? (uint64_t)n : 0;
-    return s;
+    j->end += n;
+    return BL_OK;
 }
 
 static bl_status slurp(const bl_journal *j, bl_arena *arena, char **text, size_t *n, bl_error *err)
@@ -102,13 +103,51 @@ static char *next_line(char *text, size_t n, size_t *at)
 
 static bool read_file_line(char *line, bl_journal_file *f)
 {
-    char digest[65] = "";
+    char digest[65] = "", state[33] = "";
     int name = 0;
-    if (sscanf(line, "file %64[0-9a-f] %" SCNu64 " %n", digest, &f->bytes, &name) != 2 || !name || !line[name]) {
+    if (sscanf(line, "file %64[0-9a-f] %" SCNu64 " %32[0-9a-f] %n", digest, &f->bytes, state, &name) != 3 || !name || !line[name]) {
         return false;
     }
     f->name = line + name;
-    return strlen(digest) == 64 && bl_hex_decode(f->digest, digest, 64);
+    return strlen(digest) == 64 && bl_hex_decode(f->digest, digest, 64) && strlen(state) == 32 && bl_hex_decode(f->state.b, state, 32);
+}
+
+static uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static double from_bits(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* What became of a class, of the file whose line follows. */
+static bool read_encoded_line(const char *line, bl_journal_file *f)
+{
+    bl_encode_stats s = {0};
+    uint64_t error2, value2, error;
+    unsigned class;
+    int name = 0;
+    if (sscanf(line, "encoded %u %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %n", &class, &s.values,
+               &s.blocks, &s.kept, &s.lost, &error2, &value2, &error, &name) != 8 || !name || class >= BL_ENCODE_CLASSES) {
+        return false;
+    }
+    s.error2 = from_bits(error2);
+    s.value2 = from_bits(value2);
+    s.error = (float)from_bits(error);
+    f->encoded[class] = s;
+    return true;
+}
+
+/* A line after the first: file gathers what is known of the next finished file. True when that is complete. */
+static bool take_line(char *line, bl_journal_file *file)
+{
+    return !read_encoded_line(line, file) && read_file_line(line, file);
 }
 
 static bl_status read_lines(bl_journal *j, char *text, size_t n, const char *head, bl_arena *arena, bl_error *err)
@@ -123,20 +162,33 @@ static bl_status read_lines(bl_journal *j, char *text, size_t n, const char *hea
     }
     char *line = next_line(text, n, &at);
     if (line && strcmp(line, head) != 0) {
-        size_t source = strlen("baleen-journal 1 ") + 64;
+        size_t source = strlen(MAGIC) + 64;
         bool same = strlen(line) == strlen(head) && strncmp(line, head, source) == 0;
         return bl_fail(err, BL_E_USAGE, j->path, NULL, -1,
                        same ? "was begun with other options or another version: repeat those, or start anew without --resume"
-                            : "was begun from another source, or the source has changed since: start anew without --resume");
+                            : "was begun from another source, or by another version: start anew without --resume");
     }
     while (line) {
         j->end = at;
         line = next_line(text, n, &at);
-        if (line && read_file_line(line, &j->files[j->count])) {
+        if (line && take_line(line, &j->files[j->count])) {
             j->count++;
         }
     }
     return BL_OK;
+}
+
+static bl_status begin(bl_journal *j, const char *head, bl_error *err)
+{
+    char check[CHECK_DIGITS + 1], *line;
+    check_of(head, strlen(head), check);
+    int n = asprintf(&line, "%s %s\n", head, check);
+    if (n < 0) {
+        return nomem(j, err);
+    }
+    bl_status s = append(j, line, (size_t)n, err);
+    free(line);
+    return s;
 }
 
 bl_status bl_journal_open(bl_journal *j, int fd, const char *path, const uint8_t source[32], const uint8_t plan[32], bl_arena *arena,
@@ -145,22 +197,49 @@ bl_status bl_journal_open(bl_journal *j, int fd, const char *path, const uint8_t
     char head[256], a[65], b[65], *text = NULL;
     size_t n = 0;
     *j = (bl_journal){.fd = fd, .path = path};
-    snprintf(head, sizeof head, "baleen-journal 1 %s %s", bl_hex_encode(a, source, 32), bl_hex_encode(b, plan, 32));
+    snprintf(head, sizeof head, MAGIC "%s %s", bl_hex_encode(a, source, 32), bl_hex_encode(b, plan, 32));
     BL_TRY(slurp(j, arena, &text, &n, err));
     BL_TRY(read_lines(j, text, n, head, arena, err));
     if (ftruncate(fd, (off_t)j->end) != 0) {
         return io(j, "cannot cut the journal", err);
     }
-    return j->end == 0 ? append(j, head, err) : BL_OK;
+    return j->end == 0 ? begin(j, head, err) : BL_OK;
 }
 
-bl_status bl_journal_add(bl_journal *j, const char *name, uint64_t bytes, const uint8_t digest[32], bl_error *err)
+static bool put_encoded(FILE *f, const bl_journal_file *file)
 {
-    char hex[65], *line;
-    if (asprintf(&line, "file %s %" PRIu64 " %s", bl_hex_encode(hex, digest, 32), bytes, name) < 0) {
-        return nomem(j, err);
+    char *line;
+    for (unsigned i = 0; i < BL_ENCODE_CLASSES; i++) {
+        const bl_encode_stats *s = &file->encoded[i];
+        if (!s->values) {
+            continue;
+        }
+        int n = asprintf(&line, "encoded %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64 " %s", i,
+                         s->values, s->blocks, s->kept, s->lost, bits_of(s->error2), bits_of(s->value2), bits_of((double)s->error), file->name);
+        if (n < 0) {
+            return false;
+        }
+        put_line(f, line);
+        free(line);
     }
-    bl_status s = append(j, line, err);
-    free(line);
+    return true;
+}
+
+bl_status bl_journal_add(bl_journal *j, const bl_journal_file *file, bl_error *err)
+{
+    char digest[65], state[33], *line = NULL, *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    bool good = f && asprintf(&line, "file %s %" PRIu64 " %s %s", bl_hex_encode(digest, file->digest, 32), file->bytes,
+                              bl_hex_encode(state, file->state.b, 16), file->name) >= 0;
+    if (good) {
+        good = put_encoded(f, file);
+        put_line(f, line);
+        free(line);
+        good = good && !ferror(f);
+    }
+    good = (!f || fclose(f) == 0) && good;
+    bl_status s = good ? append(j, text, n, err) : nomem(j, err);
+    free(text);
     return s;
 }

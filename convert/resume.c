@@ -18,17 +18,13 @@ static void add_number(bl_sha256 *h, uint64_t n)
     add_text(h, text);
 }
 
-/* Config, headers, and of each file size and time of the last change: hashing all of it again would take as long as the job. */
+/* Config and headers: what there is, not what is in it (bl_job_states). */
 static void identify(const bl_checkpoint *c, bl_sha256 *h)
 {
     bl_sha256_update(h, c->config.text, c->config.text_bytes);
     for (size_t i = 0; i < c->file_count; i++) {
-        struct stat st = {0};
-        fstat(bl_file_fd(c->archive ? bl_archive_whole(c->archive) : c->files[i].file), &st);
         add_text(h, c->files[i].name);
         add_number(h, bl_file_size(c->files[i].file));
-        add_number(h, (uint64_t)st.st_mtim.tv_sec);
-        add_number(h, (uint64_t)st.st_mtim.tv_nsec);
     }
     for (size_t i = 0; i < c->tensor_count; i++) {
         const bl_tensor *t = &c->tensors[i];
@@ -76,6 +72,86 @@ static void identify_plan(const bl_job *j, bl_sha256 *h)
     }
 }
 
+/* Size and times of a file: hashing its content again would take as long as the job. The time of the last change of state cannot be
+ * set, and so tells of a file that was replaced by another of the same size and time; but a link that is made to a file changes it too, as
+ * --link itself does (linked). Inode numbers are left out: network file systems may deal them out anew at every mount. */
+static bl_digest state_of(size_t file, const struct stat *st, bool linked)
+{
+    int64_t state[6] = {(int64_t)file, (int64_t)st->st_size, (int64_t)st->st_mtim.tv_sec, st->st_mtim.tv_nsec,
+                        linked ? 0 : (int64_t)st->st_ctim.tv_sec, linked ? 0 : st->st_ctim.tv_nsec};
+    return bl_digest_bytes(state, sizeof state);
+}
+
+/* Of a checkpoint's file. What is unpacked from an archive is new every time: there the archive's own state counts. */
+static bl_digest state_of_file(const bl_checkpoint *c, size_t file, bool linked)
+{
+    struct stat st = {0};
+    fstat(bl_file_fd(c->archive ? bl_archive_whole(c->archive) : c->files[file].file), &st);
+    return state_of(file, &st, linked);
+}
+
+/* Add the states of all that a file is made from to *sum. used: [source files] scratch, cleared. */
+static void add_sources(const bl_job *j, const bl_plan_file *pf, const bl_digest *states, bool *used, bl_sum *sum)
+{
+    for (size_t i = 0; i < pf->count; i++) {
+        const bl_plan_tensor *t = &pf->tensors[i];
+        for (size_t m = 0; m < t->member_count; m++) {
+            for (size_t k = 0; k < t->members[m].piece_count; k++) {
+                const bl_weight *w = &t->members[m].pieces[k];
+                used[w->tensor->file] = true;
+                used[w->scale ? w->scale->file : w->tensor->file] = true;
+            }
+        }
+    }
+    for (size_t i = 0; i < j->source->file_count; i++) {
+        if (used[i] || (pf->linked && pf->source == i)) {
+            bl_sum_add(sum, bl_digest_sum(states[i]));
+        }
+        used[i] = false;
+    }
+}
+
+static bool is_encoded(const bl_plan_file *pf)
+{
+    for (size_t i = 0; i < pf->count; i++) {
+        if (pf->tensors[i].encode) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bl_status bl_job_states(bl_job *j, bl_error *err)
+{
+    const bl_checkpoint *c = j->source, *h = j->hints ? bl_hints_source(j->hints) : NULL;
+    bl_digest *states = bl_arena_array(&j->arena, c->file_count, sizeof *states);
+    bool *used = bl_arena_array(&j->arena, c->file_count, sizeof *used);
+    bl_sum hints = {0};
+    j->files = bl_arena_array(&j->arena, j->plan.file_count, sizeof *j->files);
+    if (!states || !used || !j->files) {
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    }
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        if (j->plan.files[i].linked) {
+            used[j->plan.files[i].source] = true;
+        }
+    }
+    for (size_t i = 0; i < c->file_count; i++) {
+        states[i] = state_of_file(c, i, used[i]);
+        used[i] = false;
+    }
+    for (size_t i = 0; h && i < h->file_count; i++) {
+        bl_sum_add(&hints, bl_digest_sum(state_of_file(h, i, false)));
+    }
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        const bl_plan_file *pf = &j->plan.files[i];
+        bl_sum sum = is_encoded(pf) ? hints : (bl_sum){0};
+        add_sources(j, pf, states, used, &sum);
+        j->files[i].state = bl_sum_digest(sum);
+    }
+    return BL_OK;
+}
+
 bl_status bl_job_journal(bl_job *j, bl_error *err)
 {
     uint8_t source[32], plan[32];
@@ -92,24 +168,42 @@ bl_status bl_job_journal(bl_job *j, bl_error *err)
     return bl_journal_open(&j->journal, bl_folder_journal(j->out), bl_folder_partial(j->out), source, plan, &j->arena, err);
 }
 
-/* Mark the files of the plan that the journal calls finished and that are there in their full size. */
+/* The last note about a file. */
+static const bl_journal_file *note_of(const bl_job *j, const bl_plan_file *pf)
+{
+    const bl_journal_file *note = NULL;
+    for (size_t k = 0; k < j->journal.count; k++) {
+        note = strcmp(j->journal.files[k].name, pf->name) == 0 ? &j->journal.files[k] : note;
+    }
+    return note;
+}
+
+/* Mark the files of the plan that the journal calls finished, made from what the source still has, and that are there in their full
+ * size. */
 static size_t mark_finished(bl_job *j, const char **names)
 {
-    size_t count = 0;
+    size_t count = 0, changed = 0;
     for (size_t i = 0; i < j->plan.file_count; i++) {
         const bl_plan_file *pf = &j->plan.files[i];
+        bl_job_file *f = &j->files[i];
         const char *path = bl_job_path(j, pf->name);
+        const bl_journal_file *note = note_of(j, pf);
         struct stat st;
-        for (size_t k = 0; k < j->journal.count; k++) { /* the last note counts */
-            const bl_journal_file *noted = &j->journal.files[k];
-            if (!strcmp(noted->name, pf->name) && noted->bytes == pf->head.file_bytes) {
-                memcpy(j->files[i].noted, noted->digest, sizeof noted->digest);
-                j->files[i].done = path && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == pf->head.file_bytes;
-            }
+        if (!note || note->bytes != pf->head.file_bytes || !path || lstat(path, &st) != 0 || !S_ISREG(st.st_mode) ||
+            (uint64_t)st.st_size != pf->head.file_bytes) {
+            continue;
         }
-        if (j->files[i].done) {
+        f->done = bl_digest_equal(&note->state, &f->state);
+        changed += !f->done;
+        memcpy(f->noted, note->digest, sizeof f->noted);
+        if (f->done) {
             names[count++] = pf->name;
         }
+    }
+    if (changed && j->o->note) {
+        char text[160];
+        snprintf(text, sizeof text, "the source has changed: %zu finished files were made from what has, and are made again", changed);
+        j->o->note(text);
     }
     return count;
 }
@@ -177,4 +271,33 @@ bl_status bl_job_prove(bl_job *j, bl_error *err)
         j->kept_bytes += j->files[i].done ? j->plan.files[i].head.file_bytes : 0;
     }
     return BL_OK;
+}
+
+bl_status bl_job_committed(bl_job *j, const char *dst, bl_error *err)
+{
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        const bl_journal_file *note = note_of(j, &j->plan.files[i]);
+        if (!note || !bl_digest_equal(&note->state, &j->files[i].state)) {
+            return bl_fail(err, BL_E_USAGE, dst, NULL, -1, "is complete, but the source has changed since: remove it to convert anew");
+        }
+    }
+    j->kept_files = j->plan.file_count;
+    j->kept_bytes = j->plan.file_bytes;
+    return BL_OK;
+}
+
+void bl_job_encoded(const bl_job *j, bl_encode_stats out[BL_ENCODE_CLASSES])
+{
+    bl_encode_count(&j->plan, out);
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        bl_encode_stats made[BL_ENCODE_CLASSES] = {0};
+        bool kept = j->files[i].done || bl_folder_committed(j->out);
+        const bl_journal_file *note = kept ? note_of(j, &j->plan.files[i]) : NULL;
+        if (!kept && j->producer.encoder) {
+            bl_encoder_stats(j->producer.encoder, i, made);
+        }
+        for (int c = 0; c < BL_ENCODE_CLASSES; c++) {
+            bl_encode_stats_add(&out[c], note ? &note->encoded[c] : &made[c]);
+        }
+    }
 }

@@ -39,7 +39,8 @@ static const char details[] =
     "of it is written.\n"
     "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
     "on failure. With --resume it stays, and the next run with --resume and the same options goes on from the files that it\n"
-    "finds finished, once it has proven them by their digests; a changed source is refused. Outputs carry SHA256SUMS, which\n"
+    "finds finished, once it has proven them by their digests; what was made from a file of SRC that has changed since (size or\n"
+    "times) is made again, and a SRC with another config or other headers is refused. Outputs carry SHA256SUMS, which\n"
     "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
     "--layers keeps the named backbone layers and everything global; the result is marked in its config.json as a part of a\n"
     "model: verify knows what to expect of it, and it is not served.\n";

@@ -73,12 +73,16 @@ def test_other_hints_are_another_job(cast, tmp_path):
     shutil.copytree(cast, source)
     half_done(source, tmp_path, "released", "--resume")
     kept = source / "scales.source.st"
-    os.utime(kept, ns=(1, 1))
-    for change in (lambda: None, kept.unlink):
-        change()
-        r = run("baleen", *convert(source, tmp_path / "out", "released", "--resume"))
-        assert r.rc == 2 and "other options" in r.err and r.err.count("\n") == 1, (r.rc, r.err)
+    saved = kept.read_bytes()
+    kept.unlink()
+    r = run("baleen", *convert(source, tmp_path / "out", "released", "--resume"))
+    assert r.rc == 2 and "other options" in r.err and r.err.count("\n") == 1, (r.rc, r.err)
     assert (tmp_path / "out.partial").exists() and not (tmp_path / "out").exists()
+    kept.write_bytes(saved)  # there again, but not as it was
+    r = run("baleen", *convert(source, tmp_path / "out", "released", "--resume", "--json"))
+    assert r.rc == 0 and "made again" in r.err and r.err.count("\n") == 1, (r.rc, r.err)
+    assert run("baleen", *convert(source, tmp_path / "plain", "released")).rc == 0
+    assert content(tmp_path / "out") == content(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("to", TO)
@@ -89,8 +93,8 @@ def test_nothing_is_believed_without_its_digest(nano, whole, tmp_path, to):
         half_done(nano, tmp_path, to, "--resume")
         partial = tmp_path / "out.partial"
         journal = partial / "journal"
-        noted = [line.split(" ")[3] for line in journal.read_text().splitlines() if line.startswith("file ")]
-        victim = partial / "files" / rng.choice(noted)
+        names = noted(tmp_path)
+        victim = partial / "files" / rng.choice(names)
         st, data = victim.stat(), bytearray(victim.read_bytes())
         if damage == "byte":
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -105,7 +109,7 @@ def test_nothing_is_believed_without_its_digest(nano, whole, tmp_path, to):
         victim.write_bytes(data)
         os.utime(victim, ns=(st.st_atime_ns, st.st_mtime_ns))
         kept, _ = resumed(run("baleen", *convert(nano, tmp_path / "out", to, "--resume", "--json")))
-        assert kept == {"journal": 0, "none": len(noted)}.get(damage, len(noted) - 1)
+        assert kept == {"journal": 0, "none": len(names)}.get(damage, len(names) - 1)
         assert content(tmp_path / "out") == whole[to]
         shutil.rmtree(tmp_path / "out")
 
@@ -123,16 +127,124 @@ def test_another_source_or_other_options_are_refused(nano, whole, tmp_path):
     for extra in (["--drop", "dspark"], ["--layers", "0-3"], ["--no-sha256"]):
         refused(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", *extra)), "other options")
     refused(run("baleen", *convert(source, tmp_path / "out", "bf16", "--resume")), "other options")
-    shard = source / "model-00002-of-00002.safetensors"
-    data, st = bytearray(shard.read_bytes()), shard.stat()
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    refused(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume")), "source")
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    os.utime(shard, ns=(st.st_atime_ns, st.st_mtime_ns))
+    config = source / "config.json"
+    text = config.read_text()
+    config.write_text(text + " ")
+    refused(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume")), "another source")
+    config.write_text(text)
     kept, _ = resumed(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", "--json")))
     assert kept >= 3 and content(tmp_path / "out") == whole["packed"]
+
+
+def noted(tmp_path):
+    return [line.split(" ")[4] for line in (tmp_path / "out.partial" / "journal").read_text().splitlines() if line.startswith("file ")]
+
+
+def version_of(shard, data):
+    """Another version of a shard: same size, same header, same time; only the time of its change of state tells."""
+    st = shard.stat()
+    shard.write_bytes(data)
+    os.utime(shard, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["touched", "copied", "replaced", "linked", "moved"])
+def test_a_source_that_changes_in_between(nano, whole, tmp_path, how):
+    """What was made from a file that may have changed is made again, and only that."""
+    source = tmp_path / "source"
+    shutil.copytree(nano, source)
+    half_done(source, tmp_path, "packed", "--resume")
+    done = len(noted(tmp_path))
+    shard, data = source / "model-00002-of-00002.safetensors", None
+    if how == "touched":
+        os.utime(shard)
+    elif how == "copied":  # rsync without times
+        data = shard.read_bytes()
+        shard.unlink()
+        shard.write_bytes(data)
+    elif how == "replaced":
+        data = bytearray(shard.read_bytes())
+        for at in range(len(data) - 5000, len(data), 10):
+            data[at] ^= 1
+        version_of(shard, bytes(data))
+    elif how == "linked":  # changes the state, not the content
+        os.link(shard, tmp_path / "link")
+    else:
+        source.rename(tmp_path / "elsewhere")
+        source = tmp_path / "elsewhere"
+    r = run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", "--json"))
+    kept = json.loads(r.out)["kept_files"]
+    if how == "moved":
+        assert r.err == "" and kept == done
+    else:
+        assert r.rc == 0 and r.err.count("\n") == 1 and f"{done - kept} finished files" in r.err and kept < done, (done, kept, r.err)
+    if how != "replaced":
+        assert content(tmp_path / "out") == whole["packed"]
+    assert run("baleen", *convert(source, tmp_path / "plain", "packed")).rc == 0
+    assert content(tmp_path / "out") == content(tmp_path / "plain")
+
+
+def test_the_state_is_that_before_reading(nano, tmp_path):
+    """A source that changes while it is read: the next run must not believe what was made from it."""
+    source = tmp_path / "source"
+    shutil.copytree(nano, source)
+    child = stopped("rename:5:STOP", *convert(source, tmp_path / "out", "packed", "--resume", "--jobs", "1"))
+    for shard in source.glob("*.safetensors"):
+        os.utime(shard)
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGCONT)
+    child.communicate(timeout=60)
+    assert noted(tmp_path)
+    r = run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", "--json"))
+    assert r.rc == 0 and json.loads(r.out)["kept_files"] == 0 and "made again" in r.err
+
+
+def test_a_link_of_ones_own_is_no_change(nano, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(nano, source)
+    half_done(source, tmp_path, "packed", "--resume", "--link")
+    done = len(noted(tmp_path))
+    kept, _ = resumed(run("baleen", *convert(source, tmp_path / "out", "packed", "--resume", "--link", "--json")))
+    assert kept == done
+
+
+def test_counts_are_of_the_whole(cast, tmp_path):
+    """What a run that went on says of the encoding is what one run would have said."""
+    r = run("baleen", *convert(cast, tmp_path / "plain", "released", "--json"))
+    want = json.loads(r.out)["encoded"]
+    assert r.rc == 0 and all(c["values"] > 0 for c in want)
+    half_done(cast, tmp_path, "released", "--resume")
+    kept, j = resumed(run("baleen", *convert(cast, tmp_path / "out", "released", "--resume", "--json")))
+    assert kept > 0 and j["encoded"] == want
+
+
+def test_a_complete_folder_whose_journal_is_left(cast, tmp_path):
+    """Death between the rename of the folder and the end: the next run has only to say so, unless the source is another by now."""
+    source = tmp_path / "source"
+    shutil.copytree(cast, source)
+    args = convert(source, tmp_path / "out", "released", "--resume", "--json", "--jobs", "1")
+    want = json.loads(run("baleen", *convert(source, tmp_path / "plain", "released", "--json")).out)["encoded"]
+
+    def dies(n):
+        for left in ("out", "out.partial"):
+            shutil.rmtree(tmp_path / left, ignore_errors=True)
+        return faulty(f"change:{n}:KILL", *args).rc != 0
+
+    low, high = 10, 1000  # the last change at which a run dies
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if dies(middle) else (low, middle)
+    while not (dies(low) and (tmp_path / "out").exists() and (tmp_path / "out.partial" / "journal").exists()):
+        low -= 1
+        assert low > high - 6
+    times = {f: f.stat() for f in source.glob("*.safetensors")}
+    shutil.copytree(tmp_path / "out.partial", tmp_path / "saved")
+    kept, j = resumed(run("baleen", *args))
+    assert j["encoded"] == want and kept > 0 and not (tmp_path / "out.partial").exists()
+    shutil.copytree(tmp_path / "saved", tmp_path / "out.partial")
+    for f in times:
+        os.utime(f)
+    r = run("baleen", *args)
+    assert r.rc == 2 and r.err.count("\n") == 1 and "has changed since" in r.err, (r.rc, r.err)
 
 
 @pytest.mark.parametrize("to", TO)
