@@ -1,6 +1,8 @@
 #include "runtime/fit.h"
 
 #include "runtime/cache.h"
+#include "runtime/memory_plan.h"
+#include "runtime/model.h"
 #include "verify/share.h"
 
 #include <string.h>
@@ -174,6 +176,27 @@ static void deal(const bl_fit_model *m, const bl_fit_options *o, bl_fit *f)
     }
 }
 
+/* What a rank of a stage takes on a GPU beside weights and cache. */
+static uint64_t scratch_of(const bl_fit_model *m, const bl_fit_options *o, const bl_layout *l, bl_range layers)
+{
+    const bl_config *c = m->config;
+    uint64_t vocab = l->vocab_rows ? l->vocab_rows : (uint64_t)c->vocab_size;
+    const bl_shard shard = {.ranks = l->ranks,
+                            .layers = layers,
+                            .heads = {0, c->num_attention_heads / l->tp},
+                            .groups = {0, c->o_groups / l->tp},
+                            .experts = {0, c->n_routed_experts / l->ep},
+                            .vocab = {0, (int)(vocab / (uint64_t)l->tp)},
+                            .shared = true};
+    const bl_memory_request request = {.device = BL_DEVICE_CUDA,
+                                       .max_tokens = BL_PASS_TOKENS_GPU,
+                                       .cache = {.sequences = (int)o->batch, .context = o->context, .tokens = o->batch * o->context}};
+    const bl_weights none = {0};
+    bl_memory_plan plan;
+    bl_memory_plan_make(&plan, &request, c, &shard, &none, NULL); /* without a limit it cannot fail */
+    return plan.total[BL_MEMORY_DEVICE] + plan.reserve - plan.cache_bytes;
+}
+
 static void judge(const bl_fit_model *m, const bl_fit_options *o, bl_fit *f)
 {
     f->fits = true;
@@ -183,7 +206,8 @@ static void judge(const bl_fit_model *m, const bl_fit_options *o, bl_fit *f)
         s->first_layer = first;
         s->layers = f->layout.stage_layers ? f->layout.stage_layers[i] : m->config->num_hidden_layers;
         s->cache = m->serves ? bl_cache_stage_bytes(m->config, (bl_range){first, s->layers}, o->context) : 0;
-        int64_t room = (int64_t)o->memory - (int64_t)o->reserve - (int64_t)s->weights;
+        s->scratch = m->serves ? scratch_of(m, o, &f->layout, (bl_range){first, s->layers}) : 0;
+        int64_t room = (int64_t)o->memory - (int64_t)o->reserve - (int64_t)s->weights - (int64_t)s->scratch;
         int64_t sequences = room < 0 || !s->cache ? 0 : room / (int64_t)s->cache;
         f->sequences = sequences < f->sequences ? sequences : f->sequences;
         s->remains = room - o->batch * (int64_t)s->cache;

@@ -1,6 +1,6 @@
 /* What a model takes of the memory of the devices that serve it, under a layout of ranks: the weights of each rank by class, as
- * --to packed deals them (verify/share.h), and the cache of its sequences (cache.h). Nothing of any weight is read; of a V4.1
- * model the config is enough.
+ * --to packed deals them (verify/share.h), the cache of its sequences (cache.h) and the scratch of its passes (memory_plan.h).
+ * Nothing of any weight is read; of a V4.1 model the config is enough.
  *
  * Ranks of one stage hold equally much, padding included, so that a stage is described once. Engram tables stay in host memory
  * unless asked for on the devices: one copy is mapped on every host that serves the stages of their layers. */
@@ -25,12 +25,12 @@ typedef struct bl_fit_model {
     bl_fit_item *items;  /* [count] */
     size_t count;
     size_t assumed;      /* of them without a tensor that fits them here: sized as the config says */
-    bool serves;         /* is of the generation that the runtime runs: has a cache of known size */
+    bool serves;         /* is of the generation that the runtime runs: cache and scratch have known sizes */
 } bl_fit_model;
 
 typedef struct bl_fit_options {
     uint64_t memory;   /* bytes of one device */
-    uint64_t reserve;  /* of them kept for everything but weights and cache */
+    uint64_t reserve;  /* of them kept for other things than this model */
     int64_t context;   /* tokens of a sequence */
     int64_t batch;     /* sequences at once */
     bool engram_device; /* Engram rows on the devices, each rank its part */
@@ -42,7 +42,8 @@ typedef struct bl_fit_stage {
     uint64_t classes[BL_CLASSES]; /* bytes of weights on the device of each of its ranks */
     uint64_t weights;             /* their sum */
     uint64_t cache;               /* bytes of one sequence of context tokens */
-    int64_t remains;              /* memory - reserve - weights - batch * cache */
+    uint64_t scratch;             /* what passes and their recordings take beside it (memory_plan.h); 0 when not known */
+    int64_t remains;              /* memory - reserve - weights - scratch - batch * cache */
 } bl_fit_stage;
 
 typedef struct bl_fit {

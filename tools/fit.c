@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NOT_GIVEN UINT64_MAX
+#define UNKNOWN_SCRATCH 2000000000u /* of generations that the runtime does not run */
+
 typedef struct request {
     bl_fit_options o;
     uint64_t tp, ep, pp; /* 0: not given */
@@ -60,7 +63,7 @@ static bool read_number(request *r, const char *key, const char *value)
 /* -1, or the exit status of a wrong one. */
 static int read_request(const cli_command *cmd, const char *text, request *r)
 {
-    *r = (request){.o = {.reserve = 2000000000, .batch = 1}};
+    *r = (request){.o = {.reserve = NOT_GIVEN, .batch = 1}};
     char *copy = strdup(text), *next = copy;
     int rc = copy ? -1 : cli_report(cmd->program, BL_E_NOMEM, NULL);
     while (next && rc < 0) {
@@ -82,11 +85,18 @@ static double gb(uint64_t bytes)
     return (double)bytes * 1e-9;
 }
 
+static void print_memory(const bl_fit_options *o)
+{
+    printf("%.3f GB (%.1f GiB)", gb(o->memory), (double)o->memory / (1 << 30));
+    if (o->reserve) printf(", %.3f GB of each kept in reserve", gb(o->reserve));
+}
+
 static void print_devices(const bl_fit *f, const bl_fit_options *o)
 {
     const bl_layout *l = &f->layout;
-    printf("fit: tp %d, ep %d, pp %d: %d %s of %.3f GB (%.1f GiB), %.3f GB of each kept in reserve\n", l->tp, l->ep, l->pp, l->ranks,
-           l->ranks == 1 ? "device" : "devices", gb(o->memory), (double)o->memory / (1 << 30), gb(o->reserve));
+    printf("fit: tp %d, ep %d, pp %d: %d %s of ", l->tp, l->ep, l->pp, l->ranks, l->ranks == 1 ? "device" : "devices");
+    print_memory(o);
+    printf("\n");
 }
 
 /* A column for each stage, the fullest alone when there are many. */
@@ -112,6 +122,12 @@ static uint64_t weight_bytes(const bl_fit_stage *s, int k)
     return s->weights;
 }
 
+static uint64_t scratch_bytes(const bl_fit_stage *s, int k)
+{
+    (void)k;
+    return s->scratch;
+}
+
 static uint64_t cache_bytes(const bl_fit_stage *s, int batch)
 {
     return s->cache * (uint64_t)batch;
@@ -130,6 +146,7 @@ static void print_stages(const bl_fit *f, const bl_fit_options *o)
     char name[64];
     snprintf(name, sizeof name, "cache of %lld x %lld tokens", (long long)o->batch, (long long)o->context);
     print_row(f, name, cache_bytes, (int)o->batch);
+    print_row(f, "scratch of passes", scratch_bytes, 0);
 }
 
 static void print_verdict(const bl_fit_model *m, const bl_fit *f)
@@ -160,19 +177,19 @@ static void print_list(const bl_fit_model *m, const bl_fit *list, size_t count, 
 {
     bool any = false;
     for (size_t i = 0; i < count; i++) any = any || list[i].fits;
-    printf("fit: devices of %.3f GB (%.1f GiB), %.3f GB of each kept in reserve", gb(o->memory), (double)o->memory / (1 << 30),
-           gb(o->reserve));
+    printf("fit: devices of ");
+    print_memory(o);
     if (m->serves) printf("; cache of %lld x %lld tokens", (long long)o->batch, (long long)o->context);
     printf("\n");
-    printf("  devices   tp   ep   pp   weights      cache    remains  sequences\n");
+    printf("  devices   tp   ep   pp   weights      cache    scratch    remains  sequences\n");
     for (size_t i = 0; i < count; i++) {
         const bl_fit *f = &list[i];
         const bl_fit_stage *s = &f->stages[f->fullest];
         char room[24] = "-";
         if (any && !f->fits) continue;
         if (s->cache) snprintf(room, sizeof room, "%lld", (long long)f->sequences);
-        printf("  %-7d %4d %4d %4d %9.3f  %9.3f %10.3f  %9s\n", f->layout.ranks, f->layout.tp, f->layout.ep, f->layout.pp, gb(s->weights),
-               gb(s->cache * (uint64_t)o->batch), (double)s->remains * 1e-9, room);
+        printf("  %-7d %4d %4d %4d %9.3f  %9.3f  %9.3f %10.3f  %9s\n", f->layout.ranks, f->layout.tp, f->layout.ep, f->layout.pp,
+               gb(s->weights), gb(s->cache * (uint64_t)o->batch), gb(s->scratch), (double)s->remains * 1e-9, room);
     }
     printf("  GB on the fullest rank; %s\n", any ? "layouts that do not fit are left out" : "none of these fits");
 }
@@ -187,9 +204,9 @@ static json_t *fit_json(const bl_fit *f)
         json_t *classes = json_object();
         for (int k = 0; k < BL_CLASSES; k++)
             if (s->classes[k]) json_object_set_new(classes, bl_class_name((bl_class)k), json_integer((json_int_t)s->classes[k]));
-        json_array_append_new(stages, json_pack("{s:i, s:i, s:o, s:I, s:I, s:I}", "first_layer", s->first_layer, "layers", s->layers,
+        json_array_append_new(stages, json_pack("{s:i, s:i, s:o, s:I, s:I, s:I, s:I}", "first_layer", s->first_layer, "layers", s->layers,
                                                 "classes", classes, "weights", (json_int_t)s->weights, "cache", (json_int_t)s->cache,
-                                                "remains", (json_int_t)s->remains));
+                                                "scratch", (json_int_t)s->scratch, "remains", (json_int_t)s->remains));
     }
     return json_pack("{s:b, s:i, s:i, s:i, s:i, s:I, s:I, s:o}", "fits", f->fits, "devices", f->layout.ranks, "tp", f->layout.tp, "ep",
                      f->layout.ep, "pp", f->layout.pp, "host", (json_int_t)f->host, "sequences", (json_int_t)f->sequences, "stages",
@@ -247,6 +264,7 @@ static int answer(const cli_command *cmd, const bl_checkpoint *c, request *r, co
     if (!c->has_config && p->count) return cli_report(cmd->program, BL_E_INPUT, &p->first);
     bl_status s = bl_fit_open(&m, c, arena, &err);
     if (s == BL_OK && !r->o.context) r->o.context = m.serves ? c->config.max_position_embeddings : 1;
+    if (s == BL_OK && r->o.reserve == NOT_GIVEN) r->o.reserve = m.serves ? 0 : UNKNOWN_SCRATCH;
     if (s == BL_OK && one) s = bl_fit_try(&m, &r->o, (int)r->tp, (int)r->ep, (int)r->pp, arena, &asked, &err);
     if (s == BL_OK) s = bl_fit_search(&m, &r->o, arena, &list, &count, &err);
     if (s != BL_OK) return cli_report(cmd->program, s, &err);

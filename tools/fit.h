@@ -14,10 +14,11 @@
     "                of them the usual layouts of up to 64 devices are tried, and those that fit are listed\n" \
     "  context=N     tokens of a sequence (default: the model's max_position_embeddings)\n" \
     "  batch=N       sequences at once (default 1)\n" \
-    "  reserve=SIZE  of hbm, for scratch, graphs and the driver (default 2G)\n" \
+    "  reserve=SIZE  of hbm, for other things (default 0; 2G for generations before V4.1, whose scratch is not known)\n" \
     "  engram=host|device  Engram tables mapped in host memory (default), or rows of them on every device\n" \
     "  drop=dspark|vision|dspark+vision  leave these out\n" \
-    "The cache is what baleend keeps of a sequence. Other generations: weights only, cut as servers usually do. Status 1: it does not fit.\n\n"
+    "Cache and scratch are those of baleend on a GPU, which runs one rank so far (baleend --plan has them in detail).\n" \
+    "Other generations: weights only, cut as servers usually do. Status 1: it does not fit.\n\n"
 
 /* Answer for path, printing it; text is the argument of --fit. Returns the exit status: 1 when it does not fit. */
 int fit_run(const cli_command *cmd, const char *path, const char *text, bool json);

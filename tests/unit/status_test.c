@@ -176,6 +176,16 @@ static void test_names(void **state)
     bl_arena_reset(&arena);
 }
 
+static void test_pieces(void **state)
+{
+    (void)state;
+    assert_int_equal(bl_pieces(0, 32), 0);
+    assert_int_equal(bl_pieces(1, 32), 1);
+    assert_int_equal(bl_pieces(64, 32), 2);
+    assert_int_equal(bl_pieces(65, 32), 3);
+    assert_true(bl_pieces(UINT64_MAX, 2) == (uint64_t)1 << 63);
+}
+
 static void test_quotes(void **state)
 {
     static const char *const cases[][2] = {{"", "\"\""},
@@ -204,6 +214,7 @@ int main(void)
                                        cmocka_unit_test(test_arena),
                                        cmocka_unit_test(test_dtypes),
                                        cmocka_unit_test(test_names),
+                                       cmocka_unit_test(test_pieces),
                                        cmocka_unit_test(test_quotes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
