@@ -87,21 +87,30 @@ bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_h
     return BL_OK;
 }
 
+bl_status bl_build_reserve(bl_build *b, size_t cap)
+{
+    bl_checkpoint *c = b->c;
+    if (cap <= b->tensor_cap) {
+        return BL_OK;
+    }
+    bl_tensor *grown = bl_arena_array(&c->arena, cap, sizeof *grown);
+    if (!grown) {
+        return no_memory(b);
+    }
+    if (c->tensor_count) {
+        memcpy(grown, c->tensors, c->tensor_count * sizeof *grown);
+    }
+    c->tensors = grown;
+    b->tensor_cap = cap;
+    return BL_OK;
+}
+
 bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count)
 {
     bl_checkpoint *c = b->c;
-    if (c->tensor_count + count > b->tensor_cap) {
-        size_t cap =
-            2 * b->tensor_cap > c->tensor_count + count ? 2 * b->tensor_cap : c->tensor_count + count;
-        bl_tensor *grown = bl_arena_array(&c->arena, cap, sizeof *grown);
-        if (!grown) {
-            return no_memory(b);
-        }
-        if (c->tensor_count) {
-            memcpy(grown, c->tensors, c->tensor_count * sizeof *grown);
-        }
-        c->tensors = grown;
-        b->tensor_cap = cap;
+    size_t need = c->tensor_count + count;
+    if (need > b->tensor_cap) {
+        BL_TRY(bl_build_reserve(b, 2 * b->tensor_cap > need ? 2 * b->tensor_cap : need));
     }
     if (count) {
         memcpy(c->tensors + c->tensor_count, tensors, count * sizeof *tensors);

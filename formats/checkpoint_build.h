@@ -26,6 +26,9 @@ const char *bl_build_path(bl_build *b, const char *folder, const char *name);
  * added on failure, which goes to err alone. */
 bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_header *h, uint32_t *index, bl_error *err);
 
+/* Make room for cap tensors in all: growing leaves the former room in the arena. */
+bl_status bl_build_reserve(bl_build *b, size_t cap);
+
 /* Append tensors. */
 bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count);
 

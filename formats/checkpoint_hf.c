@@ -250,6 +250,7 @@ static bl_status open_shards(folder *f)
     if (!f->opened) {
         return no_memory(f);
     }
+    BL_TRY(bl_build_reserve(f->b, f->entry_count));
     for (size_t i = 0; i < f->shard_count; i++) {
         bl_st_header h;
         uint32_t index = 0;

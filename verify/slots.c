@@ -14,7 +14,7 @@ typedef struct builder {
     const bl_config *c;
     bl_arena *arena;
     bl_slots *out;
-    size_t cap;
+    size_t cap, expected;
     bl_slot base;  /* group and layer of what is being listed */
     char pre[64];  /* name prefix, with its dot */
     bool nomem;
@@ -22,7 +22,7 @@ typedef struct builder {
 
 static void grow(builder *b)
 {
-    size_t cap = b->cap ? 2 * b->cap : 256;
+    size_t cap = b->cap ? 2 * b->cap : b->expected;
     bl_slot *slots = bl_arena_array(b->arena, cap, sizeof *slots);
     if (!slots) {
         b->nomem = true;
@@ -339,7 +339,8 @@ bl_status bl_slots_build(const bl_config *c, const char *path, bl_arena *arena, 
                        (unsigned long long)experts, MAX_EXPERTS);
     }
     BL_TRY(bl_slots_selection(c, path, arena, out, err));
-    builder b = {.c = c, .arena = arena, .out = out};
+    size_t layers = (size_t)c->num_hidden_layers + (size_t)c->num_nextn_predict_layers;
+    builder b = {.c = c, .arena = arena, .out = out, .expected = 3 * experts + 32 * layers + 512}; /* a grown list leaves the former */
     backbone(&b);
     draft(&b);
     if (c->has_vision) {

@@ -40,6 +40,14 @@ def test_released_model_within_memory(baleen, released):
     assert baleen("verify", "--level", "1", folder, preexec_fn=limit).rc == 0
 
 
+def test_plans_within_memory(baleen, released, tmp_path):
+    folder, _ = released
+    for options in (["--to", "bf16"], ["--to", "packed", "--tp", 4, "--pp", 2]):
+        r = baleen("convert", folder, tmp_path / "out", *options, "--dry-run", preexec_fn=limit)
+        assert r.rc == 0 or "are free" in r.err, r.err  # the disk has no room for it, which shows after planning
+    assert baleen("inspect", folder, "--fit", "tp=8,hbm=141G", preexec_fn=limit).rc == 0
+
+
 def test_v3_within_memory(baleen, v3):
     folder, count, total = v3
     r = baleen("inspect", folder, "--json", preexec_fn=limit)
