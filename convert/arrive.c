@@ -141,15 +141,24 @@ static bl_status check_room(const bl_job *j, bool again, bl_error *err)
         need += j->plan.file_bytes - j->kept_bytes + BL_JOB_SMALL_FILES;
     }
     BL_TRY(bl_free_space(folder, &have, err));
-    return have >= need ? BL_OK
-                        : bl_fail(err, BL_E_IO, folder, NULL, -1,
-                                  "needs %llu bytes, %llu are free: the order of the archive makes %llu wait there", (unsigned long long)need, (unsigned long long)have, (unsigned long long)j->waiting);
+    if (have < need) {
+        return bl_fail(err, BL_E_IO, folder, NULL, -1, "needs %llu bytes, %llu are free: the order of the archive makes %llu wait there",
+                       (unsigned long long)need, (unsigned long long)have, (unsigned long long)j->waiting);
+    }
+    return BL_OK;
 }
 
 bl_status bl_job_expect(bl_job *j, bl_error *err)
 {
     size_t files = j->plan.file_count;
     bool again = bl_arrives(j->source);
+    if (j->archive) { /* members follow each other */
+        j->order = bl_arena_array(&j->arena, files, sizeof *j->order);
+        for (size_t i = 0; j->order && i < files; i++) {
+            j->order[i] = i;
+        }
+        BL_TRY(j->order ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory"));
+    }
     j->waiting = j->source->archive ? bl_archive_compressed(j->source->archive, &again) : 0;
     if (!again) {
         return j->waiting ? check_room(j, again, err) : BL_OK;
@@ -162,7 +171,11 @@ bl_status bl_job_expect(bl_job *j, bl_error *err)
     for (size_t f = 0; f < files; f++) {
         const bl_lane *lane = &j->producer.lanes[f];
         for (size_t i = 0; !j->files[f].done && i < lane->count; i++) {
-            BL_TRY(each_origin(j, &j->producer.pieces[lane->parts[i].tag], &reach[f], expect, err));
+            const bl_piece *p = &j->producer.pieces[lane->parts[i].tag];
+            BL_TRY(each_origin(j, p, &reach[f], expect, err));
+            if (p->tensor && bl_job_reads_again(j, p->tensor, p->member)) { /* at the end: they stay */
+                BL_TRY(each_origin(j, p, &reach[f], expect, err));
+            }
         }
         size_t at = f;
         for (; at > 0 && reach[j->order[at - 1]] > reach[f]; at--) {
@@ -171,13 +184,14 @@ bl_status bl_job_expect(bl_job *j, bl_error *err)
         j->order[at] = f;
     }
     bl_arrival_seal(j->source);
+    j->arrives = true;
     BL_TRY(most_waiting(j, reach, &j->waiting, err));
     return check_room(j, again, err);
 }
 
 void bl_job_arrived(bl_job *j, const bl_tile *t)
 {
-    for (size_t i = 0; j->order && i < t->segment_count; i++) {
+    for (size_t i = 0; j->arrives && i < t->segment_count; i++) {
         const bl_part *part = &j->producer.lanes[t->lane].parts[t->segments[i].part];
         bl_piece *piece = &j->producer.pieces[part->tag];
         if (atomic_fetch_add(&piece->made, t->segments[i].nbytes) + t->segments[i].nbytes == part->nbytes) {

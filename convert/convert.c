@@ -228,7 +228,8 @@ static uint64_t bytes_below(const char *folder, int levels)
 /* What an earlier run left is overwritten, removed or kept: its room counts as free. */
 bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err)
 {
-    uint64_t have, need = j->plan.file_bytes + BL_JOB_SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
+    bool packs = j->kind == BL_ARCHIVE_TAR_GZ || j->kind == BL_ARCHIVE_TAR_ZST; /* to a size that nobody knows */
+    uint64_t have, need = (packs ? 0 : j->plan.file_bytes) + BL_JOB_SMALL_FILES, left = j->out ? bytes_below(bl_folder_files(j->out), 1) : 0;
     BL_TRY(bl_free_space(dst, &have, err));
     have += left;
     if (have < need) {
@@ -255,6 +256,13 @@ static bl_status check_restored(const bl_job *j, bl_error *err)
                  : BL_OK;
 }
 
+/* What is known before the payload: an archive has it first, for who reads it forwards. */
+static bl_status known_files(bl_job *j, bl_error *err)
+{
+    BL_TRY(bl_job_extras(j, err));
+    return j->plan.target == BL_TO_PACKED ? BL_OK : bl_job_index(j, err);
+}
+
 static bl_status fill_folder(bl_job *j, bl_error *err)
 {
     for (int rank = 0; j->plan.target == BL_TO_PACKED && rank < j->plan.layout->ranks; rank++) {
@@ -264,13 +272,15 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
             return bl_fail_errno(err, errno, 0, folder ? folder : j->folder, "cannot create the folder");
         }
     }
+    BL_TRY(j->archive ? known_files(j, err) : BL_OK);
     BL_TRY(bl_job_stream(j, err));
     BL_TRY(check_restored(j, err));
     BL_TRY(bl_job_recorded(j, err));
-    BL_TRY(bl_job_extras(j, err));
-    BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : bl_job_index(j, err));
+    BL_TRY(j->archive ? BL_OK : known_files(j, err));
+    BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : BL_OK);
     const char *path = bl_job_path(j, BL_SUMS_NAME);
-    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory"));
+    return bl_job_put_file(j, BL_SUMS_NAME, err);
 }
 
 static bl_status open_encoder(bl_job *j, bl_error *err)
@@ -397,15 +407,18 @@ bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err
 
 bl_status bl_convert(const char *src, const char *dst, const bl_convert_options *o, bl_convert_report *report, bl_error *err)
 {
-    bl_job j = {.o = o};
+    bl_job j = {.o = o, .kind = bl_archive_kind_of(dst)};
     double start = now();
     *report = (bl_convert_report){0};
+    BL_TRY(bl_job_check_archive(&j, dst, err));
     BL_TRY(bl_job_open(&j, src, dst, err));
     pthread_mutex_init(&j.lock, NULL);
     bl_status s = make_plan(&j, report, err);
     if (s == BL_OK) {
         fill_report(&j, report);
-        s = o->dry_run ? rehearse(&j, dst, err) : write_folder(&j, dst, report, err);
+        s = o->dry_run                  ? rehearse(&j, dst, err)
+            : j.kind != BL_ARCHIVE_NONE ? bl_job_archive(&j, dst, make_files, report, err)
+                                        : write_folder(&j, dst, report, err);
     }
     if (s != BL_OK) {
         bl_archive_show(j.source->archive, err);

@@ -58,6 +58,7 @@ typedef struct bl_convert_report {
     bl_scale_survey scales; /* of the whole source, without its pointers: a cast is exact when none is rounded */
     size_t kept_files; /* finished by an earlier run and proven by this one */
     uint64_t kept_bytes;
+    uint64_t archive_bytes; /* of the archive that was written; 0: a folder was */
     double seconds;
 } bl_convert_report;
 

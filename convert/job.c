@@ -48,6 +48,7 @@ bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_
         return nomem(err);
     }
     BL_TRY(bl_output_file(path, data, n, err));
+    BL_TRY(bl_job_put_file(j, name, err));
     BL_TRY(bl_sha256_bytes(data, n, sha256, err));
     return bl_job_sum(j, name, sha256, err);
 }
@@ -137,13 +138,14 @@ static bl_status open_file(bl_job *j, size_t file, bl_error *err)
     const bl_plan_file *pf = &j->plan.files[file];
     bl_status s = BL_OK;
     pthread_mutex_lock(&j->lock);
-    if (!f->writer && !f->linked) {
+    if (!f->opened) {
         const char *path = bl_job_path(j, pf->name);
         f->linked = path && pf->linked && link_source(j, pf, path);
-        s = !path ? nomem(err) : f->linked ? BL_OK : bl_writer_open(&f->writer, path, pf->head.file_bytes, err);
+        s = !path ? nomem(err) : f->linked || j->archive ? BL_OK : bl_writer_open(&f->writer, path, pf->head.file_bytes, err);
         if (s == BL_OK) {
             s = bl_job_hash_open(j, file, err);
         }
+        f->opened = s == BL_OK;
     }
     pthread_mutex_unlock(&j->lock);
     return s;
@@ -157,7 +159,15 @@ static bl_status make_tile(bl_job *j, const bl_tile *t, bl_error *err)
     if (bl_produce_waits(&j->producer, t)) {
         return BL_OK; /* written in order */
     }
-    return j->files[t->lane].linked ? BL_OK : bl_writer_put(j->files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+    bl_writer *w = j->files[t->lane].writer; /* NULL: linked, or for an archive and written in order */
+    return w ? bl_writer_put(w, t->data, t->nbytes, t->offset, err) : BL_OK;
+}
+
+static bl_status put_in_archive(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    const bl_plan_file *pf = &j->plan.files[t->lane];
+    BL_TRY(t->offset == 0 ? bl_archive_writer_begin(j->archive, pf->name, pf->head.file_bytes, err) : BL_OK);
+    return bl_archive_writer_put(j->archive, t->data, t->nbytes, err);
 }
 
 static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
@@ -166,8 +176,9 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
     const bl_plan_file *pf = &j->plan.files[t->lane];
     if (bl_produce_waits(&j->producer, t)) {
         BL_TRY(bl_produce_late(&j->producer, t, err));
-        BL_TRY(bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err));
+        BL_TRY(f->writer ? bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err) : BL_OK);
     }
+    BL_TRY(j->archive ? put_in_archive(j, t, err) : BL_OK);
     BL_TRY(bl_job_hash(j, t, err));
     if (!t->last) {
         return BL_OK;
@@ -175,6 +186,9 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
     BL_TRY(bl_job_recorded_file(j, t->lane, err));
     if (f->writer) {
         BL_TRY(bl_writer_commit(&f->writer, err));
+    }
+    if (j->archive) {
+        return BL_OK; /* nothing goes on from a part of one */
     }
     bl_journal_file note = {.name = pf->name, .bytes = pf->head.file_bytes, .state = f->state};
     memcpy(note.digest, f->digest, sizeof note.digest);
@@ -266,7 +280,7 @@ static bl_status prepare(bl_job *j, bl_error *err)
 bl_status bl_job_stream(bl_job *j, bl_error *err)
 {
     BL_TRY(prepare(j, err));
-    BL_TRY(bl_job_prove(j, err));
+    BL_TRY(j->archive ? BL_OK : bl_job_prove(j, err));
     BL_TRY(bl_job_expect(j, err));
     BL_TRY(bl_job_pass(j, false, make_tile, finish_tile, err));
     BL_TRY(j->source->archive ? bl_archive_finish(j->source->archive, err) : BL_OK);

@@ -7,6 +7,7 @@
 #include "convert/produce.h"
 #include "convert/restore.h"
 #include "convert/writer.h"
+#include "formats/archive_write.h"
 #include "verify/both.h"
 
 /* Room beside the payload: config, tokenizer, index, manifests. */
@@ -15,6 +16,7 @@
 /* One output file while it is being made, and what remains of it. */
 typedef struct bl_job_file {
     bl_writer *writer;
+    bool opened;
     bool linked; /* to the source's file: nothing is written */
     bl_chunker *chunker;
     bl_sha256 *hash;
@@ -41,8 +43,11 @@ typedef struct bl_job {
     bl_producer producer;
     bl_folder *out;
     const char *folder; /* out's files: the temporary output folder */
+    bl_archive_kind kind;       /* of the destination; BL_ARCHIVE_NONE: it is a folder */
+    bl_archive_writer *archive; /* what it is written to; small files are in folder too. NULL: a folder */
     bl_journal journal;
     size_t *order;    /* [plan.file_count] in which the files are made one after the other; NULL: as it comes, several at once */
+    bool arrives;     /* the source's tensors come in the order of an archive */
     uint64_t waiting; /* bytes of the source that wait on disk at most: bl_job_expect */
     size_t kept_files; /* proven, from an earlier run */
     uint64_t kept_bytes;
@@ -64,6 +69,8 @@ bl_status bl_job_space(const bl_job *j, const char *dst, bl_error *err);
 const char *bl_job_path(bl_job *j, const char *name);
 /* Write a small file and note its SHA-256 for SHA256SUMS. */
 bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_t n, bl_error *err);
+/* Put a small file that is in the folder into the archive, if one is written. */
+bl_status bl_job_put_file(bl_job *j, const char *name, bl_error *err);
 /* Note a file's SHA-256. */
 bl_status bl_job_sum(bl_job *j, const char *name, const uint8_t sha256[32], bl_error *err);
 
@@ -76,6 +83,11 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
 /* Set up the hashes of a file; add a tile to them, in order; after the last one set the file's digest. */
 bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err);
 bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err);
+/* Make dst, which is to be an archive of this kind. fill makes all files, in order. */
+typedef bl_status (*bl_job_fill)(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err);
+bl_status bl_job_archive(bl_job *j, const char *dst, bl_job_fill fill, bl_convert_report *report, bl_error *err);
+/* Can dst be an archive, under these options? BL_E_USAGE if not. */
+bl_status bl_job_check_archive(const bl_job *j, const char *dst, bl_error *err);
 /* Where tensors come in the order of an archive: choose the order of the output files, and tell what will be read for those that are
  * not done. BL_E_IO when there is no room for what has to wait. */
 bl_status bl_job_expect(bl_job *j, bl_error *err);
@@ -100,6 +112,8 @@ bl_status bl_job_recorded(bl_job *j, bl_error *err);
 /* The same for what is encoded into a file, before the file is finished: its bytes have other values, so that a later run, which
  * keeps it, could not tell. */
 bl_status bl_job_recorded_file(bl_job *j, size_t file, bl_error *err);
+/* Does bl_job_recorded read the pieces of this member once more? */
+bool bl_job_reads_again(const bl_job *j, const bl_plan_tensor *t, size_t member);
 /* config.json, config.source.json, tokenizer files. */
 bl_status bl_job_extras(bl_job *j, bl_error *err);
 /* model.safetensors.index.json. */

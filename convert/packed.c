@@ -93,6 +93,7 @@ static bl_status rank_manifest(bl_job *j, int rank, bl_error *err)
     }
     BL_TRY(rank_records(j, rank, &m, err));
     BL_TRY(bl_rank_manifest_write(&m, path, err));
+    BL_TRY(bl_job_put_file(j, name, err));
     BL_TRY(bl_sha256_file(path, sha256, err));
     return bl_job_sum(j, name, sha256, err);
 }
@@ -145,18 +146,29 @@ static const bl_sum_line *find_sum(const bl_job *j, const char *name)
     return NULL;
 }
 
+static const bl_plan_file *find_payload(const bl_job *j, const char *name)
+{
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        if (!strcmp(j->plan.files[i].name, name)) {
+            return &j->plan.files[i];
+        }
+    }
+    return NULL;
+}
+
 static bl_status add_file(bl_job *j, bl_manifest_file *f, const char *name, bl_error *err)
 {
     struct stat st;
     const char *path = bl_job_path(j, name);
     const bl_sum_line *sum = find_sum(j, name);
+    const bl_plan_file *pf = find_payload(j, name);
     if (!path) {
         return nomem(err);
     }
-    if (stat(path, &st) != 0) {
+    if (!pf && stat(path, &st) != 0) {
         return bl_fail_errno(err, errno, 0, path, "cannot look at");
     }
-    *f = (bl_manifest_file){.name = name, .bytes = (uint64_t)st.st_size, .has_sha256 = sum != NULL};
+    *f = (bl_manifest_file){.name = name, .bytes = pf ? pf->head.file_bytes : (uint64_t)st.st_size, .has_sha256 = sum != NULL};
     if (sum) {
         memcpy(f->sha256, sum->digest, 32);
     }
@@ -171,13 +183,13 @@ static bl_status list_files(bl_job *j, bl_manifest *m, bl_error *err)
         return nomem(err);
     }
     m->files = files;
-    if (j->o->no_sha256) {
-        for (size_t i = 0; i < j->plan.file_count; i++) {
-            BL_TRY(add_file(j, &files[m->file_count++], j->plan.files[i].name, err));
-        }
+    for (size_t i = 0; i < j->plan.file_count; i++) {
+        BL_TRY(add_file(j, &files[m->file_count++], j->plan.files[i].name, err));
     }
     for (size_t i = 0; i < j->sum_count; i++) {
-        BL_TRY(add_file(j, &files[m->file_count++], j->sums[i].name, err));
+        if (!find_payload(j, j->sums[i].name)) {
+            BL_TRY(add_file(j, &files[m->file_count++], j->sums[i].name, err));
+        }
     }
     return BL_OK;
 }
@@ -197,6 +209,7 @@ bl_status bl_job_manifests(bl_job *j, bl_error *err)
     BL_TRY(engram(j, &m, err));
     BL_TRY(list_files(j, &m, err));
     BL_TRY(bl_manifest_write(&m, path, err));
+    BL_TRY(bl_job_put_file(j, "manifest.json", err));
     BL_TRY(bl_sha256_file(path, sha256, err));
     return bl_job_sum(j, "manifest.json", sha256, err);
 }

@@ -13,9 +13,20 @@ typedef struct whole {
     bool retiled; /* what came out has digests of other tiles than the source's */
 } whole;
 
+static bool are_recorded(const bl_job *j)
+{
+    return j->source->rank_count && !j->o->no_digests;
+}
+
 static uint64_t area(bl_rect r)
 {
     return r.rows * r.cols;
+}
+
+bool bl_job_reads_again(const bl_job *j, const bl_plan_tensor *t, size_t member)
+{
+    const bl_weight *w = t->members[member].pieces;
+    return are_recorded(j) && !t->scale && !t->encode && (t->fine_rows != w->fine_rows || t->fine_cols != w->fine_cols);
 }
 
 /* Parts of one slot are equal or disjoint, and the first ranks that hold any hold all of it between them. */
@@ -28,7 +39,7 @@ static void add_members(bl_job *j, const bl_plan_tensor *t, whole *list)
             w->covered += area(m->part);
             w->pieces = m->pieces;
             w->count = m->piece_count;
-            w->retiled |= t->fine_rows != m->pieces->fine_rows || t->fine_cols != m->pieces->fine_cols;
+            w->retiled |= bl_job_reads_again(j, t, i);
             bl_sum_add(&w->sum, j->producer.sums[m->sum]);
         }
     }
@@ -91,11 +102,6 @@ static bl_status compare_again(bl_job *j, const whole *w, bl_error *err)
         s = s == BL_OK && !bl_digest_equal(&have, &recorded) ? differs(j, piece, err) : s;
     }
     return s;
-}
-
-static bool are_recorded(const bl_job *j)
-{
-    return j->source->rank_count && !j->o->no_digests;
 }
 
 bl_status bl_job_recorded_file(bl_job *j, size_t file, bl_error *err)

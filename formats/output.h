@@ -48,6 +48,8 @@ bool bl_folder_committed(const bl_folder *f);
 void bl_folder_keep(const bl_folder *f, const char *const *names, size_t count);
 /* Rename files to path, fsync what holds it, remove the rest; frees and nulls *f unless the rename failed. */
 bl_status bl_folder_commit(bl_folder **f, bl_error *err);
+/* The same where one file was to be made: files/name becomes path, which must not be there; everything else goes. */
+bl_status bl_folder_commit_file(bl_folder **f, const char *name, bl_error *err);
 /* Give up: remove all of "<path>.partial", or, when keep is set, leave it for a later bl_folder_begin. Frees and nulls *f; NULL is
  * fine. */
 void bl_folder_abort(bl_folder **f, bool keep);

@@ -254,6 +254,18 @@ static void remove_rest(bl_folder *f)
     rmdir(f->partial);
 }
 
+/* Make the rename to path durable. */
+static bl_status sync_above(const bl_folder *f, bl_error *err)
+{
+    char *slash = strrchr(f->path, '/'), *parent = !slash ? strdup(".") : strndup(f->path, slash == f->path ? 1 : (size_t)(slash - f->path));
+    bl_status s = parent ? BL_OK : bl_fail(err, BL_E_NOMEM, f->path, NULL, -1, "out of memory");
+    if (parent && sync_path(parent) != 0) {
+        s = bl_fail_errno(err, errno, 0, f->path, "is complete, but cannot sync its parent");
+    }
+    free(parent);
+    return s;
+}
+
 bl_status bl_folder_commit(bl_folder **fp, bl_error *err)
 {
     bl_folder *f = *fp;
@@ -261,14 +273,28 @@ bl_status bl_folder_commit(bl_folder **fp, bl_error *err)
     if (sync_path(f->files) != 0 || rename(f->files, f->path) != 0) {
         return bl_fail_errno(err, errno, 0, f->path, "cannot complete the folder");
     }
-    char *slash = strrchr(f->path, '/'), *parent = !slash ? strdup(".") : strndup(f->path, slash == f->path ? 1 : (size_t)(slash - f->path));
-    bl_status s = parent ? BL_OK : bl_fail(err, BL_E_NOMEM, f->path, NULL, -1, "out of memory");
-    if (parent && sync_path(parent) != 0) {
-        s = bl_fail_errno(err, errno, 0, f->path, "is complete, but cannot sync its parent");
-    }
-    free(parent);
+    bl_status s = sync_above(f, err);
     remove_rest(f);
     destroy(fp);
+    return s;
+}
+
+bl_status bl_folder_commit_file(bl_folder **fp, const char *name, bl_error *err)
+{
+    bl_folder *f = *fp;
+    char *from;
+    if (asprintf(&from, "%s/%s", f->files, name) < 0) {
+        return bl_fail(err, BL_E_NOMEM, f->path, NULL, -1, "out of memory");
+    }
+    int rc = renameat2(AT_FDCWD, from, AT_FDCWD, f->path, RENAME_NOREPLACE);
+    if (rc != 0 && (errno == EINVAL || errno == ENOSYS)) { /* not on this file system */
+        rc = rename(from, f->path);
+    }
+    bl_status s = rc == 0 ? sync_above(f, err) : bl_fail_errno(err, errno, 0, f->path, "cannot complete the file");
+    free(from);
+    if (rc == 0) {
+        bl_folder_abort(fp, false);
+    }
     return s;
 }
 

@@ -33,10 +33,9 @@ static const char details[] =
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
-    "SRC may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip of a checkpoint. Weights that lie in it as they are, are read in place.\n"
-    "Compressed ones are unpacked into a nameless temporary file beside DST: all of them if they are fewer than --spill and a\n"
-    "quarter of the free space; else the archive is read twice, first for the headers, and a tensor stays only until what is made\n"
-    "of it is written.\n"
+    "SRC and DST may be a .tar, .tar.gz, .tar.zst or .zip. Of a compressed SRC at most --spill or a quarter of the free space is\n"
+    "unpacked at once, into a nameless file beside DST; larger ones are read twice, first for the headers, and tensors stay only\n"
+    "until what is made of them is written. Archives are written in one pass, without --resume, SHA256SUMS last.\n"
     "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
     "on failure. With --resume it stays, and the next run with --resume and the same options goes on from the files that it\n"
     "finds finished, once it has proven them by their digests; what was made from a file of SRC that has changed since (size or\n"
@@ -98,6 +97,9 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
         json_object_update_new(j, json_pack("{s:I, s:I}", "linked_files", (json_int_t)r->linked_files, "linked_bytes",
                                             (json_int_t)r->linked_bytes));
     }
+    if (r->archive_bytes) {
+        json_object_set_new(j, "archive_bytes", json_integer((json_int_t)r->archive_bytes));
+    }
     if (plan) {
         json_object_set_new(j, "plan", plan);
     }
@@ -130,6 +132,9 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
     }
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)(r->file_bytes - r->kept_bytes) * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    }
+    if (r->archive_bytes) {
+        printf(", archive of %.3f GB", (double)r->archive_bytes * 1e-9);
     }
     printf("\n");
     if (r->linked_files) {

@@ -9,22 +9,29 @@ static const char details[] =
     "were, under the scales kept in SRC/scales.source.st. config.json is that of the packed model, which is that of its source unless\n"
     "something was dropped. What several ranks hold is read from the first and held\n"
     "against its value digest; 'baleen verify SRC' proves that the others agree.\n"
-    "All ranks must be there. DST appears complete or not at all; it must not exist or be an empty folder.\n";
+    "All ranks must be there. SRC and DST may be archives, see 'baleen convert --help'. DST appears complete or not at all; it must\n"
+    "not exist or be an empty folder.\n";
 
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
-    return receipt_print("baleen merge",
-                         json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
-                                   receipt_text(src), "destination", receipt_text(dst), "dry_run", o->dry_run, "ranks", r->source_ranks,
-                                   "source_tensors", (json_int_t)r->source_tensors, "tensors", (json_int_t)r->tensors, "tensor_bytes",
-                                   (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files, "file_bytes", (json_int_t)r->file_bytes,
-                                   "sha256", !o->no_sha256, "seconds", r->seconds));
+    json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
+                          receipt_text(src), "destination", receipt_text(dst), "dry_run", o->dry_run, "ranks", r->source_ranks,
+                          "source_tensors", (json_int_t)r->source_tensors, "tensors", (json_int_t)r->tensors, "tensor_bytes",
+                          (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files, "file_bytes", (json_int_t)r->file_bytes,
+                          "sha256", !o->no_sha256, "seconds", r->seconds);
+    if (j && r->archive_bytes) {
+        json_object_set_new(j, "archive_bytes", json_integer((json_int_t)r->archive_bytes));
+    }
+    return receipt_print("baleen merge", j);
 }
 
 static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
     printf("%s%s: %zu tensors in %zu files, %.3f GB, from %zu tensors of %d %s", o->dry_run ? "would write " : "", dst, r->tensors,
            r->files, (double)r->file_bytes * 1e-9, r->source_tensors, r->source_ranks, r->source_ranks == 1 ? "rank" : "ranks");
+    if (r->archive_bytes) {
+        printf(", archive of %.3f GB", (double)r->archive_bytes * 1e-9);
+    }
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }

@@ -352,15 +352,14 @@ int mkdir(const char *path, mode_t mode)
     return (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
 }
 
-EXPORT int rename(const char *from, const char *to);
-int rename(const char *from, const char *to)
+static int do_rename(const char *from, const char *to, unsigned flags)
 {
     int f = fault("rename", to);
     if (f > 0) {
         errno = f;
         return -1;
     }
-    int rc = (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
+    int rc = (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags);
     pthread_mutex_lock(&lock);
     if (rc == 0 && rename_count < MAX_RENAMES && tracking()) {
         snprintf(renames[rename_count].from, sizeof renames->from, "%s", from);
@@ -368,6 +367,19 @@ int rename(const char *from, const char *to)
     }
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+EXPORT int rename(const char *from, const char *to);
+int rename(const char *from, const char *to)
+{
+    return do_rename(from, to, 0);
+}
+
+EXPORT int renameat2(int a, const char *from, int b, const char *to, unsigned flags);
+int renameat2(int a, const char *from, int b, const char *to, unsigned flags)
+{
+    (void)a, (void)b; /* both AT_FDCWD, in this project */
+    return do_rename(from, to, flags);
 }
 
 EXPORT int unlink(const char *path);
