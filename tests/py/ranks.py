@@ -31,7 +31,7 @@ class Layout:
         if split == "pad" and not pad_vocab and tp > 1 and self.c["vocab_size"] % (32 * tp):
             self.pad = 32
         self.w = max(tp, ep)
-        self.stages = stage_layers(self.c["num_hidden_layers"], pp, pp_layers)
+        self.stages, self.given = stage_layers(self.c["num_hidden_layers"], pp, pp_layers), pp_layers is not None
         self.drafts = drafts and self.c.get("num_nextn_predict_layers", 0) > 0
 
     def options(self):
