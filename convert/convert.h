@@ -14,7 +14,7 @@ typedef struct bl_convert_options {
     size_t layer_count;
     bool save_scales;    /* BL_TO_BF16: keep the scales beside the cast, for the way back */
     bl_layout layout;    /* BL_TO_PACKED: degrees (0 = 1), stage_layers (NULL = even, the last stages having what is left over),
-                            engram_shared; ranks and vocab_rows follow */
+                            engram_shared, split; ranks and vocab_rows follow */
     bool link;           /* BL_TO_PACKED: hard-link source files with whole Engram tables, or copy them where that cannot be */
     int pad_vocab;       /* BL_TO_PACKED: pad the vocabulary to a multiple of this times tp; 0 = do not */
     /* BL_TO_RELEASED */

@@ -110,7 +110,8 @@ static void print_human(const bl_checkpoint *c, const generation_facts *f)
     printf("%s: %s", c->name, kind_name(c));
     if (c->manifest && c->manifest->layout.ranks > 1) {
         const bl_layout *l = &c->manifest->layout;
-        printf(" of %d ranks (tp %d, ep %d, pp %d)", l->ranks, l->tp, l->ep, l->pp);
+        printf(" of %d ranks (tp %d, ep %d, pp %d%s%s)", l->ranks, l->tp, l->ep, l->pp, l->split ? ", split " : "",
+               l->split ? bl_split_name(l->split) : "");
     }
     printf("\n");
     if (c->has_config) {

@@ -442,8 +442,8 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
                  b->block);
         BL_TRY(bl_problem(on_problem, arg, err, path, block_key, "%s", text));
     }
-    if (b->missing) {
-        return BL_OK; /* the others may be among the missing */
+    if (b->missing || (c->manifest && c->only_rank >= 0)) {
+        return BL_OK; /* the others may be among the missing, or on other ranks */
     }
     if (quantised && b->fp8 + b->fp4 == 0) {
         BL_TRY(bl_problem(on_problem, arg, err, path, key, "is present, but no weight is quantised"));

@@ -72,6 +72,13 @@ def test_one_rank_on_its_node(baleen, source, tmp_path):
     assert baleen("verify", out, "--rank", 2, "--against", source).rc == 2
 
 
+def test_a_rank_without_codes(baleen, source, tmp_path):
+    """A stage may have nothing but a norm and the head: the config speaks of weights that are elsewhere."""
+    out = pack(baleen, source, tmp_path / "p", ranks.Layout(source, pp=2), "--layers", "0", "--drop", "dspark")
+    assert baleen("verify", out, "--rank", 1).rc == 0
+    assert baleen("verify", out, "--rank", 0).rc == 0 and baleen("verify", out).rc == 0
+
+
 def flip(path, offset):
     with open(path, "r+b") as f:
         f.seek(offset)

@@ -64,6 +64,7 @@ def test_every_rank_and_back(baleen, request, tmp_path, which, split, tp):
     assert r.rc == 0, r.err
     r = baleen("verify", src, "--against", out)
     assert r.rc == 0, r.err
+    assert f"(tp {tp}, ep 2, pp 2, split {split})" in baleen("inspect", out).out
     r = baleen("merge", out, tmp_path / "m")
     assert r.rc == 0, r.err
     same_checkpoint(src, tmp_path / "m")
