@@ -12,6 +12,7 @@
 #include "formats/pool.h"
 #include "kernels/linear.h"
 #include "kernels/ops.h"
+#include "runtime/forward.h"
 #include "runtime/shard.h"
 #include "runtime/weights.h"
 
@@ -31,7 +32,7 @@ typedef struct bl_pass_span {
     int64_t start; /* that token's position */
 } bl_pass_span;
 
-/* What a pass computes. Host memory, valid until end(). */
+/* What a pass computes. Host memory, valid until end(). Tokens behind those of the spans are padding. */
 typedef struct bl_pass {
     int64_t tokens;
     const int32_t *ids;      /* [tokens] */
@@ -44,8 +45,11 @@ typedef struct bl_pass {
     const bl_weights *weights;
     const int64_t *wanted; /* [wanted_count] tokens of the pass whose logits are wanted */
     int64_t wanted_count;
-    float *logits; /* [wanted_count, vocab] */
-    bool plain;    /* nobody looks at what lies between the operations: no hooks, no other ranks */
+    float *logits; /* [delivered, vocab] */
+    int64_t delivered; /* of the wanted rows, the first so many; the others are padding */
+    const bl_draw *draws; /* [delivered] NULL: no token is drawn */
+    bl_drawn *drawn;      /* [delivered] */
+    bool plain; /* nobody looks at what lies between the operations: no hooks, no other ranks */
 } bl_pass;
 
 /* Bytes of a file on their way to device memory. */
@@ -56,6 +60,13 @@ typedef struct bl_load {
     const bl_digest *chunks; /* of each BL_CHUNK_BYTES, the last one partial; NULL: they are not checked */
     const char *name;        /* of the tensor */
 } bl_load;
+
+/* What the newest pass asked of the device. */
+typedef struct bl_launches {
+    bool recorded;   /* one launch of a graph, else one for each kernel */
+    int64_t kernels;
+    int64_t waits;   /* of the host for the device */
+} bl_launches;
 
 typedef struct bl_backend bl_backend;
 struct bl_backend {
@@ -77,6 +88,8 @@ struct bl_backend {
      * load: fill such room from files, several readers at once; what has digests is held against them (BL_E_INPUT names the tensor). */
     void *(*place)(bl_backend *b, uint64_t bytes);
     bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
+
+    bl_launches (*launches)(bl_backend *b); /* NULL: not counted. kernels 0: nor those of a pass that was not recorded */
 
     /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. recorded: the backend knows the
      * operations from an earlier plain pass of the same shape and repeats them in end(); the caller leaves them out. */
@@ -128,6 +141,12 @@ struct bl_backend {
 
     /* ---- head: of the wanted tokens, from their streams; this rank's vocabulary range of p->logits, there after end(). */
     void (*head)(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre);
+
+    /* ---- drawing, NULL where the device draws nothing: after head, p->drawn is there after end(); logits only of rows not drawn. */
+    void (*sample)(bl_backend *b, const bl_pass *p);
+    /* Tokens that a step of so many sequences with one token each is padded to (at most max_tokens); NULL: none is. Padding tokens
+     * are copies of one of the tokens, place and sequence included: they compute and write what it does. */
+    int64_t (*padded)(bl_backend *b, int64_t tokens);
 };
 
 /* What a CPU backend may be told. */

@@ -2,6 +2,7 @@
 #include "runtime/model.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* How far a call has come: spans before `span` are done, of that one `done` tokens. */
 typedef struct progress {
@@ -76,11 +77,11 @@ static int64_t add_tokens(bl_model *m, bl_pass *p, const bl_span *s, int64_t don
     return n;
 }
 
-static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progress *at, float *logits)
+static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progress *at)
 {
     bl_scratch *b = &m->scratch;
     bl_pass p = {.ids = b->ids, .position = b->position, .span_of = b->span_of, .spans = b->spans, .weights = &m->weights,
-                 .wanted = b->wanted, .logits = logits};
+                 .wanted = b->wanted};
     if (m->engram) {
         p.engram_rows = b->engram_rows;
         p.engram_columns = m->engram->columns;
@@ -90,10 +91,60 @@ static bl_pass next_pass(bl_model *m, const bl_span *spans, int64_t count, progr
         at->done += add_tokens(m, &p, &spans[at->span], at->done);
         if (at->done == spans[at->span].count) *at = (progress){at->span + 1, 0};
     }
+    p.delivered = p.wanted_count;
     return p;
 }
 
-bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err)
+static void copy_token(bl_model *m, bl_pass *p, int64_t from)
+{
+    bl_scratch *b = &m->scratch;
+    const int64_t to = p->tokens++, columns = p->engram_columns;
+    b->ids[to] = b->ids[from];
+    b->position[to] = b->position[from];
+    b->span_of[to] = b->span_of[from];
+    b->wanted[p->wanted_count++] = to;
+    for (int l = 0; m->engram && l < m->engram->layers; l++) {
+        int64_t *rows = b->engram_rows + l * p->engram_stride;
+        memcpy(rows + to * columns, rows + from * columns, (size_t)columns * sizeof *rows);
+    }
+}
+
+/* A step of decoding grows to one of few sizes, with copies of the token that costs least. */
+static void pad(bl_model *m, bl_pass *p)
+{
+    const bl_backend *b = m->backend;
+    if (!b->padded || !p->plain || p->tokens != p->span_count || p->tokens != p->wanted_count || p->tokens == 0) return;
+    const int64_t size = b->padded(m->backend, p->tokens);
+    int64_t shortest = 0;
+    for (int64_t t = 1; t < p->tokens; t++)
+        if (p->position[t] < p->position[shortest]) shortest = t;
+    while (p->tokens < size) copy_token(m, p, shortest);
+}
+
+typedef struct outputs {
+    float *logits;
+    const bl_draw *draws;
+    bl_drawn *drawn;
+} outputs;
+
+/* One pass, and on to the next one's rows. */
+static bl_status run(bl_model *m, bl_pass *p, outputs *o, const bl_hooks *hooks, bl_error *err)
+{
+    const int64_t rows = p->wanted_count;
+    p->logits = o->logits;
+    p->draws = o->draws;
+    p->drawn = o->drawn;
+    for (int64_t i = 0; o->drawn && i < rows; i++) o->drawn[i] = (bl_drawn){.token = BL_NOT_DRAWN};
+    p->plain = !hooks && m->shard.ranks == 1;
+    pad(m, p);
+    BL_TRY(bl_run_pass(m, p, hooks, err));
+    if (rows == 0) return BL_OK; /* the pointers may be NULL */
+    o->logits += rows * m->config.vocab_size;
+    if (o->draws) o->draws += rows, o->drawn += rows;
+    return BL_OK;
+}
+
+static bl_status forward(bl_model *m, const bl_span *spans, int64_t count, outputs o, const bl_hooks *hooks, bl_error *err)
 {
     for (int64_t i = 0; i < count; i++) BL_TRY(check_span(m, &spans[i], err));
     BL_TRY(check_distinct(spans, count, err));
@@ -101,15 +152,24 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
         BL_TRY(bl_cache_reserve(&spans[i].sequence->cache, spans[i].sequence->length + spans[i].count, err));
     progress at = {0, 0};
     while (at.span < count) {
-        bl_pass p = next_pass(m, spans, count, &at, logits);
+        bl_pass p = next_pass(m, spans, count, &at);
         if (p.tokens == 0) break;
-        p.plain = !hooks && m->shard.ranks == 1;
-        BL_TRY(bl_run_pass(m, &p, hooks, err));
-        if (p.wanted_count) logits += p.wanted_count * m->config.vocab_size;
+        BL_TRY(run(m, &p, &o, hooks, err));
     }
     for (int64_t i = 0; i < count; i++) {
         if (m->engram) remember_classes(m, &spans[i]);
         spans[i].sequence->length += spans[i].count;
     }
     return BL_OK;
+}
+
+bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err)
+{
+    return forward(m, spans, count, (outputs){.logits = logits}, hooks, err);
+}
+
+bl_status bl_forward_draw(bl_model *m, const bl_span *spans, int64_t count, const bl_draw *draws, bl_drawn *drawn, float *logits,
+                          bl_error *err)
+{
+    return forward(m, spans, count, (outputs){logits, draws, drawn}, NULL, err);
 }

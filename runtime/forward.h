@@ -7,6 +7,7 @@
 #include "kernels/linear.h"
 #include "kernels/ops.h"
 #include "runtime/engram.h"
+#include "runtime/sample.h"
 #include "runtime/tokenizer.h"
 
 /* ---- model: weights as views into mapped files, in their stored codes */
@@ -95,5 +96,24 @@ typedef struct bl_hooks {
  * other threads meanwhile, if they are not in the batch. On failure no sequence has changed. Batches may be of any size; the
  * implementation works in passes that bound its scratch. BL_E_USAGE names a token id or position that is out of range. */
 bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *logits, const bl_hooks *hooks, bl_error *err);
+
+/* How the token behind a row of logits is to be drawn, if it is. */
+typedef struct bl_draw {
+    bool draw; /* else the logits are wanted */
+    bl_sampling sampling;
+    uint64_t position;
+} bl_draw;
+
+/* What came of it. */
+typedef struct bl_drawn {
+    int32_t token; /* as bl_sample; BL_NOT_DRAWN: the row's logits are there instead */
+    int32_t nans;  /* logits of the row that are no numbers */
+} bl_drawn;
+enum { BL_NOT_DRAWN = -2 };
+
+/* The same, with tokens drawn where the logits are, for which none of them leaves a GPU. draws, drawn [wanted] in the order of the rows.
+ * A device that draws nothing says so of every row; the caller then draws. */
+bl_status bl_forward_draw(bl_model *m, const bl_span *spans, int64_t count, const bl_draw *draws, bl_drawn *drawn, float *logits,
+                          bl_error *err);
 
 #endif

@@ -183,6 +183,7 @@ static void leave(run *r)
     }
     if (r->p->wanted_count == 0) return;
     b->head(b, r->p, s->streams, r->pre);
+    if (r->p->draws && b->sample) b->sample(b, r->p);
     comm->all_gather(comm, BL_AT_HEAD, r->p->logits, r->p->wanted_count, c->vocab_size, shard->vocab.first, shard->vocab.count, BL_DT_F32);
 }
 

@@ -4,19 +4,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define GREEDY_BELOW 1e-6f
-
-static uint64_t splitmix64(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
 double bl_uniform(uint64_t seed, uint64_t position)
 {
-    return (double)(splitmix64(splitmix64(seed) ^ position) >> 11) * 0x1p-53;
+    return (double)bl_sampling_bits(seed, position) * 0x1p-53;
 }
 
 static int largest(const float *logits, int n)
@@ -28,19 +18,11 @@ static int largest(const float *logits, int n)
     return best;
 }
 
-/* exp((logit - max) / temperature); 1 for the largest even when it is infinite, 0 for NaN. */
-static float weight(float logit, float max, float temperature)
-{
-    if (logit == max)
-        return 1;
-    return isnan(logit) ? 0 : expf((logit - max) / temperature);
-}
-
 static double total_weight(const float *logits, int n, float max, float temperature)
 {
     double sum = 0;
     for (int i = 0; i < n; i++)
-        sum += (double)weight(logits[i], max, temperature);
+        sum += (double)bl_sampling_weight(logits[i], max, temperature);
     return sum;
 }
 
@@ -54,7 +36,7 @@ static float log_weight(float logit, float max, float temperature)
 void bl_logprobs(const float *logits, int n, float temperature, const int32_t *tokens, int count, float *out)
 {
     int best = largest(logits, n);
-    float max = best < 0 ? 0 : logits[best], t = temperature < GREEDY_BELOW ? 1 : temperature;
+    float max = best < 0 ? 0 : logits[best], t = temperature < BL_GREEDY_BELOW ? 1 : temperature;
     double total = best < 0 ? 1 : log(total_weight(logits, n, max, t));
     for (int i = 0; i < count; i++)
         out[i] = (float)((double)log_weight(logits[tokens[i]], max, t) - total);
@@ -113,25 +95,24 @@ int bl_top_logits(const float *logits, int n, int k, int32_t *ids)
     return count;
 }
 
-/* One draw among the weights in id order. */
-static int draw_all(const float *w, int n, double total, double u)
+/* The ids that are not after last in order of falling weight; last < 0: all. Units of the kept add up to total. One draw among them. */
+static int draw(const float *w, int n, int32_t last, uint64_t total, double one, uint64_t bits)
 {
-    double target = u * total, sum = 0;
-    int last = -1;
-    for (int i = 0; i < n; i++) {
-        if (w[i] == 0)
+    uint64_t target = bl_sampling_target(bits, total), sum = 0;
+    int id = -1;
+    for (int i = 0; i < n && sum <= target; i++) {
+        const uint64_t units = bl_sampling_units(w[i], one);
+        if (units == 0 || (last >= 0 && i != last && !before(w, i, last)))
             continue;
-        sum += (double)w[i];
-        last = i;
-        if (sum > target)
-            break;
+        sum += units;
+        id = i;
     }
-    return last;
+    return id;
 }
 
-/* One draw among the tokens that the filters leave, in order of falling weight. Each filter keeps a beginning of that order, so the
- * heap is popped only as far as needed; what was popped lies at its end, the heaviest last. */
-static int draw_filtered(const float *w, int n, double total, const bl_sampling *s, int32_t *heap, double u)
+/* The last of the tokens that the filters leave, in order of falling weight, and their units. Each filter keeps a beginning of that
+ * order, so the heap is popped only as far as needed; what was popped lies at its end, the heaviest last. */
+static int32_t filter(const float *w, int n, uint64_t *total, double one, const bl_sampling *s, int32_t *heap)
 {
     int count = 0;
     for (int i = 0; i < n; i++)
@@ -142,42 +123,42 @@ static int draw_filtered(const float *w, int n, double total, const bl_sampling 
     bool top_k = s->top_k > 0 && s->top_k < count;
     int limit = top_k ? s->top_k : count, popped = 0, kept = 0;
     if (top_k) /* top-p is a share of what top-k leaves */
-        for (total = 0; popped < limit; popped++)
-            total += (double)w[pop(w, heap, count - popped)];
-    double sum = 0, seen = 0;
+        for (*total = 0; popped < limit; popped++)
+            *total += bl_sampling_units(w[pop(w, heap, count - popped)], one);
+    const uint64_t need = bl_sampling_share(s->top_p, *total);
+    uint64_t sum = 0;
+    int32_t last = -1;
     while (kept < limit) {
         int32_t id = kept < popped ? heap[count - 1 - kept] : pop(w, heap, count - kept);
         if (kept > 0 && w[id] < s->min_p) /* the heaviest weighs 1 */
             break;
-        sum += (double)w[id];
+        sum += bl_sampling_units(w[id], one);
+        last = id;
         kept++;
-        if (s->top_p < 1 && sum >= (double)s->top_p * total)
+        if (s->top_p < 1 && sum >= need)
             break;
     }
-    int i = 0;
-    for (; i + 1 < kept; i++) {
-        seen += (double)w[heap[count - 1 - i]];
-        if (seen > u * sum)
-            break;
-    }
-    return heap[count - 1 - i];
+    *total = sum;
+    return last;
 }
 
 int bl_sample(const float *logits, int n, const bl_sampling *s, uint64_t position, void *scratch, float *logprob)
 {
     int token = largest(logits, n);
-    if (token >= 0 && s->temperature >= GREEDY_BELOW) {
+    if (token >= 0 && s->temperature >= BL_GREEDY_BELOW) {
         float max = logits[token], *w = scratch;
-        double total = 0;
+        const double one = bl_sampling_one(n);
+        uint64_t total = 0;
         for (int i = 0; i < n; i++) {
-            w[i] = weight(logits[i], max, s->temperature);
-            total += (double)w[i];
+            w[i] = bl_sampling_weight(logits[i], max, s->temperature);
+            total += bl_sampling_units(w[i], one);
         }
-        double u = bl_uniform(s->seed, position);
-        bool filtered = s->top_k > 0 || s->top_p < 1 || s->min_p > 0;
-        token = filtered ? draw_filtered(w, n, total, s, (int32_t *)scratch + n, u) : draw_all(w, n, total, u);
+        int32_t last = -1;
+        if (s->top_k > 0 || s->top_p < 1 || s->min_p > 0)
+            last = filter(w, n, &total, one, s, (int32_t *)scratch + n);
+        token = draw(w, n, last, total, one, bl_sampling_bits(s->seed, position));
         if (logprob)
-            *logprob = (float)((double)log_weight(logits[token], max, s->temperature) - log(total));
+            *logprob = bl_logprob(logits, n, s->temperature, token);
     } else if (token >= 0 && logprob) {
         *logprob = bl_logprob(logits, n, 1, token);
     }

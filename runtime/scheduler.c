@@ -236,6 +236,8 @@ static void release(bl_scheduler **s)
     free((*s)->spans);
     free((*s)->filling);
     free((*s)->logits);
+    free((*s)->draws);
+    free((*s)->drawn);
     free((*s)->scratch);
     free(*s);
     *s = NULL;
@@ -262,9 +264,11 @@ bl_status bl_scheduler_create(bl_scheduler **out, bl_model *m, const bl_schedule
     s->spans = calloc(n, sizeof *s->spans);
     s->filling = calloc(n, sizeof *s->filling);
     s->logits = calloc(n * vocab, sizeof *s->logits);
+    s->draws = calloc(n, sizeof *s->draws);
+    s->drawn = calloc(n, sizeof *s->drawn);
     s->scratch = calloc(threads * 2 * vocab, sizeof *s->scratch);
     bl_status status = BL_OK;
-    if (!s->running || !s->spans || !s->filling || !s->logits || !s->scratch)
+    if (!s->running || !s->spans || !s->filling || !s->logits || !s->draws || !s->drawn || !s->scratch)
         status = bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory for a batch of %d sequences", options->max_running);
     if (status == BL_OK)
         status = try_one_token(s, err);

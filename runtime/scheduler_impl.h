@@ -22,6 +22,7 @@ typedef struct bl_running {
     int64_t take; /* tokens to run */
     int64_t row;  /* of the logits, -1 = none wanted */
     bl_output_token out;
+    int nans;     /* logits that are no numbers */
 } bl_running;
 
 struct bl_scheduler {
@@ -41,6 +42,8 @@ struct bl_scheduler {
     bl_span *spans;   /* [max_running] */
     bl_running **filling; /* [max_running], sorted by what is left of the prompt */
     float *logits;        /* [max_running, vocab] */
+    bl_draw *draws;       /* [max_running] for each row of the logits */
+    bl_drawn *drawn;
     int32_t *scratch;     /* [threads, 2 * vocab] for sampling */
 };
 

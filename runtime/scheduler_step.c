@@ -38,7 +38,22 @@ static void share_budget(bl_scheduler *s)
     }
 }
 
-/* Fill spans, and rows with the place of their logits. */
+static bool changes_logits(const bl_adjust *a)
+{
+    return bl_adjust_looks_back(a) || a->bias;
+}
+
+/* The device may draw where nothing is done to the logits before and nobody asks for them. */
+static bl_draw draw_of(const bl_running *r)
+{
+    const bl_job *j = r->job;
+    const bool masked = r->generated < j->min_tokens && j->stop_count > 0;
+    return (bl_draw){.draw = !changes_logits(&j->adjust) && !masked && !j->logprobs,
+                     .sampling = j->sampling,
+                     .position = (uint64_t)(j->prompt_count + r->generated)};
+}
+
+/* Fill spans, and rows with the place of their logits and how they are drawn from. */
 static void build_batch(bl_scheduler *s)
 {
     int64_t rows = 0;
@@ -51,6 +66,8 @@ static void build_batch(bl_scheduler *s)
                                 .count = r->take,
                                 .logits_from = wants ? r->take - 1 : r->take};
         r->row = wants ? rows++ : -1;
+        if (wants)
+            s->draws[r->row] = draw_of(r);
     }
 }
 
@@ -62,11 +79,21 @@ static void run_alone(bl_scheduler *s)
         bl_running *r = &s->running[i];
         float *logits = s->logits + (r->row < 0 ? 0 : r->row) * s->vocab;
         bl_error_clear(&r->err);
+        if (r->row >= 0)
+            s->drawn[r->row] = (bl_drawn){.token = BL_NOT_DRAWN};
         if (bl_forward(s->model, &s->spans[i], 1, logits, NULL, &r->err) != BL_OK) {
             r->why = BL_FINISH_FAILED;
             r->row = -1;
         }
     }
+}
+
+static int count_nans(const float *logits, int n)
+{
+    int count = 0;
+    for (int i = 0; i < n; i++)
+        count += isnan(logits[i]) != 0;
+    return count;
 }
 
 static void sample_one(void *arg, int64_t item, int worker)
@@ -76,15 +103,18 @@ static void sample_one(void *arg, int64_t item, int worker)
     const bl_job *j = r->job;
     if (r->row < 0)
         return;
+    r->nans = s->drawn[r->row].nans;
+    r->out = (bl_output_token){.id = s->drawn[r->row].token};
+    if (r->out.id != BL_NOT_DRAWN)
+        return;
     float *logits = s->logits + r->row * s->vocab;
+    r->nans = count_nans(logits, s->vocab);
     bl_adjust_logits(logits, s->vocab, &j->adjust, r->seen);
     for (int i = 0; r->generated < j->min_tokens && i < j->stop_count; i++)
         logits[j->stop_ids[i]] = -INFINITY;
-    uint64_t position = (uint64_t)(j->prompt_count + r->generated);
     bl_output_token *o = &r->out;
-    o->id = bl_sample(logits, s->vocab, &j->sampling, position, s->scratch + (size_t)worker * 2 * (size_t)s->vocab,
+    o->id = bl_sample(logits, s->vocab, &j->sampling, s->draws[r->row].position, s->scratch + (size_t)worker * 2 * (size_t)s->vocab,
                       j->logprobs ? &o->logprob : NULL);
-    o->top_count = 0;
     if (j->logprobs && j->top_logprobs > 0 && o->id >= 0) {
         o->top_count = bl_top_logits(logits, s->vocab, j->top_logprobs, o->top);
         bl_logprobs(logits, s->vocab, j->sampling.temperature, o->top, o->top_count, o->top_logprob);
@@ -99,12 +129,12 @@ static bool is_stop(const bl_job *j, int id)
     return false;
 }
 
-static void hand_out(bl_running *r, double now)
+static void hand_out(bl_running *r, int vocab, double now)
 {
     bl_job *j = r->job;
-    if (r->out.id < 0) {
+    if (r->out.id < 0 || r->nans) {
         bl_error_clear(&r->err);
-        bl_fail(&r->err, BL_E_INTERNAL, NULL, NULL, -1, "the model's output holds no number");
+        bl_fail(&r->err, BL_E_INTERNAL, NULL, NULL, -1, "%d of the model's %d logits are no numbers (NaN)", r->nans, vocab);
         r->why = BL_FINISH_FAILED;
         return;
     }
@@ -152,7 +182,7 @@ void bl_scheduler_step(bl_scheduler *s)
         tokens += s->running[i].take;
         prompt_tokens += prompt_left(&s->running[i]) > 0 ? s->running[i].take : 0;
     }
-    if (bl_forward(s->model, s->spans, s->count, s->logits, NULL, NULL) != BL_OK)
+    if (bl_forward_draw(s->model, s->spans, s->count, s->draws, s->drawn, s->logits, NULL) != BL_OK)
         run_alone(s);
     bl_pool_run(bl_model_pool(s->model), s->count, sample_one, s);
     double now = bl_clock();
@@ -164,6 +194,6 @@ void bl_scheduler_step(bl_scheduler *s)
         if (r->why == BL_FINISH_NONE && prompt_left(r) > 0)
             r->fed += r->take;
         if (r->row >= 0 && !bl_job_cancelled(r->job))
-            hand_out(r, now);
+            hand_out(r, s->vocab, now);
     }
 }

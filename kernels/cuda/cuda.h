@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/dot.h"
 #include "kernels/linear.h"
+#include "kernels/sampling.h"
 
 #include <stdbool.h>
 
@@ -213,6 +214,19 @@ void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, co
 void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width);
 /* kv [T, 5, D]: keys of four streams, then the value. */
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps);
+
+/* ---- sampling */
+typedef struct bl_cuda_draw {
+    bl_sampling sampling;
+    uint64_t position;
+    bool draw; /* else the row's logits stay as they are */
+} bl_cuda_draw;
+typedef struct bl_cuda_drawn {
+    int32_t token; /* -1: no logit is a number. Rows that are not drawn from: the largest */
+    int32_t nans;  /* logits that are none */
+} bl_cuda_drawn;
+/* A token for each row of logits [rows, n], as runtime/sample.c draws it; the logits of drawn rows are used up. */
+void bl_cuda_sample(bl_cuda_stream s, bl_cuda_drawn *drawn, float *logits, const bl_cuda_draw *draws, int64_t rows, int64_t n);
 
 #ifdef __cplusplus
 }

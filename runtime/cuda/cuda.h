@@ -13,7 +13,8 @@
 
 enum {
     CUDA_WIDE = 64 << 20, /* elements: any projection but Engram's at the released widths */
-    CUDA_SIDE_WIDE = 16 << 20
+    CUDA_SIDE_WIDE = 16 << 20,
+    CUDA_STEP = 512 /* tokens up to which steps of decoding are padded and recorded */
 };
 
 typedef struct cuda_graph cuda_graph;
@@ -27,7 +28,7 @@ typedef struct cuda_slab {
 
 /* Where a pass's tables lie, in host and device memory alike: offsets from the beginning. */
 typedef struct cuda_layout {
-    uint64_t ids, position, span_of, spans, source_pages, wanted, pages; /* pages last: only those in use are copied */
+    uint64_t ids, position, span_of, spans, source_pages, wanted, draws, drawn, pages; /* pages last: only those in use are copied */
 } cuda_layout;
 
 /* What a buffer is for. */
@@ -81,6 +82,7 @@ typedef struct bl_cuda {
     int64_t longest; /* bound of the entries of a sequence, a power of two */
     cuda_graph *graphs, *graph; /* all; the one being recorded or repeated */
     int graph_count;
+    bl_launches launches; /* of the newest pass */
     uint8_t *host_rows, *device_rows; /* gathered Engram rows of each table: [max_tokens * columns] codes, then scales */
     float *host_logits, *device_logits; /* [wanted, vocab]; grown */
     int64_t logits_rows;
@@ -111,6 +113,7 @@ static inline bool cuda_quantised(const bl_matrix *w)
 
 /* ---- plan.c. Pure; plan says what the cache is planned for. */
 void bl_cuda_measure(cuda_sizes *out, const bl_config *c, const bl_shard *shard, int64_t max_tokens, const bl_memory_plan *plan);
+int64_t bl_cuda_padded(bl_backend *b, int64_t tokens); /* backend.h */
 uint64_t bl_cuda_logits_bytes(const bl_shard *shard, int64_t rows);
 
 /* ---- memory.c */

@@ -6,20 +6,23 @@
 #include <stdlib.h>
 
 enum {
-    GRAPH_TOKENS = 64, /* passes of more are not recorded: their shapes seldom return, and launching is a small part of them */
+    GRAPH_TOKENS = 64, /* of passes with prompts: shapes of more seldom return, and launching is a small part of them */
     GRAPH_COUNT = 128  /* kept; beyond that all are forgotten */
 };
 
 struct cuda_graph {
     cuda_graph *next;
     int64_t tokens, wanted, longest;
+    bool draws;
+    int64_t kernels;
     cudaGraphExec_t exec; /* NULL: seen once */
 };
 
 static cuda_graph *find(const bl_cuda *c, const bl_pass *p)
 {
     cuda_graph *g = c->graphs;
-    while (g && (g->tokens != p->tokens || g->wanted != p->wanted_count || g->longest != c->longest)) g = g->next;
+    while (g && (g->tokens != p->tokens || g->wanted != p->wanted_count || g->longest != c->longest || g->draws != (p->draws != NULL)))
+        g = g->next;
     return g;
 }
 
@@ -41,7 +44,8 @@ static void remember(bl_cuda *c, const bl_pass *p)
     if (c->graph_count == GRAPH_COUNT) bl_cuda_forget_graphs(c);
     cuda_graph *g = calloc(1, sizeof *g);
     if (!g) return;
-    *g = (cuda_graph){.next = c->graphs, .tokens = p->tokens, .wanted = p->wanted_count, .longest = c->longest};
+    *g = (cuda_graph){.next = c->graphs, .tokens = p->tokens, .wanted = p->wanted_count, .longest = c->longest,
+                      .draws = p->draws != NULL};
     c->graphs = g;
     c->graph_count++;
 }
@@ -50,7 +54,8 @@ bl_status bl_cuda_graph_begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_e
 {
     *recorded = false;
     c->graph = NULL;
-    if (!p->plain || p->tokens > GRAPH_TOKENS) return BL_OK;
+    const bool decodes = p->span_count == p->delivered && p->tokens == p->wanted_count; /* a token of each sequence, and padding */
+    if (!p->plain || p->tokens > (decodes ? CUDA_STEP : GRAPH_TOKENS)) return BL_OK;
     cuda_graph *g = find(c, p);
     if (!g) {
         remember(c, p);
@@ -63,6 +68,21 @@ bl_status bl_cuda_graph_begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_e
     return bl_cuda_check(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal), "recording a pass", err);
 }
 
+static int64_t count_kernels(cudaGraph_t graph)
+{
+    size_t n = 0;
+    int64_t kernels = 0;
+    if (cudaGraphGetNodes(graph, NULL, &n) != cudaSuccess) return 0;
+    cudaGraphNode_t *nodes = malloc((n + 1) * sizeof(cudaGraphNode_t));
+    if (!nodes || cudaGraphGetNodes(graph, nodes, &n) != cudaSuccess) n = 0;
+    for (size_t i = 0; i < n; i++) {
+        enum cudaGraphNodeType type;
+        kernels += cudaGraphNodeGetType(nodes[i], &type) == cudaSuccess && type == cudaGraphNodeTypeKernel;
+    }
+    free(nodes);
+    return kernels;
+}
+
 bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
 {
     cuda_graph *g = c->graph;
@@ -71,9 +91,12 @@ bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
     if (!g) return BL_OK;
     if (!g->exec) {
         BL_TRY(bl_cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a pass", err));
+        g->kernels = count_kernels(graph);
         const cudaError_t e = cudaGraphInstantiate(&g->exec, graph, 0);
         cudaGraphDestroy(graph);
         BL_TRY(bl_cuda_check(e, "recording a pass", err));
     }
+    c->launches.recorded = true;
+    c->launches.kernels = g->kernels;
     return bl_cuda_check(cudaGraphLaunch(g->exec, c->stream), "a recorded pass", err);
 }

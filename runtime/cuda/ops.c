@@ -75,6 +75,15 @@ static void head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float
     bl_cuda_linear(c, &p->weights->head, c->head_x, NULL, p->wanted_count, NULL, c->device_logits);
 }
 
+static void sample(bl_backend *b, const bl_pass *p)
+{
+    bl_cuda *c = cuda_of(b);
+    uint8_t *at = c->device_tables;
+    const bl_cuda_draw *draws = (const bl_cuda_draw *)(const void *)(at + c->sizes.layout.draws);
+    bl_cuda_sample(c->stream, (bl_cuda_drawn *)(void *)(at + c->sizes.layout.drawn), c->device_logits, draws, p->wanted_count,
+                   c->shard.vocab.count);
+}
+
 /* ---- experts */
 
 static void route(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, int32_t *ids, float *gates)
@@ -171,4 +180,5 @@ void bl_cuda_set_operations(bl_backend *t)
     t->engram_rows = engram_rows;
     t->engram = engram;
     t->head = head;
+    t->sample = sample;
 }

@@ -56,6 +56,16 @@ static void fill_spans(bl_cuda *c, const bl_pass *p)
     }
 }
 
+/* Padding rows draw nothing. */
+static void fill_draws(bl_cuda *c, const bl_pass *p)
+{
+    bl_cuda_draw *draws = (bl_cuda_draw *)(void *)(c->host_tables + c->sizes.layout.draws);
+    for (int64_t i = 0; p->draws && i < p->wanted_count; i++) {
+        const bl_draw *d = &p->draws[i < p->delivered ? i : 0];
+        draws[i] = (bl_cuda_draw){.sampling = d->sampling, .position = d->position, .draw = i < p->delivered && d->draw};
+    }
+}
+
 static void point_tables(bl_cuda *c, const bl_pass *p)
 {
     const uint8_t *at = c->device_tables;
@@ -80,6 +90,7 @@ static bl_status send_tables(bl_cuda *c, const bl_pass *p, bl_error *err)
     memcpy(c->host_tables + c->sizes.layout.span_of, p->span_of, T * sizeof *p->span_of);
     memcpy(c->host_tables + c->sizes.layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
     fill_spans(c, p);
+    fill_draws(c, p);
     point_tables(c, p);
     const cudaError_t e = cudaMemcpyAsync(c->device_tables, c->host_tables, bytes, cudaMemcpyHostToDevice, c->stream);
     return bl_cuda_check(e, "a pass's tables", err);
@@ -167,11 +178,28 @@ static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
     return BL_OK;
 }
 
-static void deliver_logits(const bl_cuda *c, const bl_pass *p)
+/* What the pass has made, on its way: tokens, and logits of rows that none was drawn from, neighbours in one copy. */
+static void fetch(const bl_cuda *c, const bl_pass *p)
+{
+    const size_t n = (size_t)c->shard.vocab.count, at = c->sizes.layout.drawn;
+    const size_t drawn = p->draws ? (size_t)p->delivered * sizeof(bl_cuda_drawn) : 0;
+    if (drawn) cudaMemcpyAsync(c->host_tables + at, c->device_tables + at, drawn, cudaMemcpyDeviceToHost, c->stream);
+    for (int64_t i = 0, end; i < p->delivered; i = end + 1) {
+        for (end = i; end < p->delivered && !(p->draws && p->draws[end].draw);) end++;
+        if (end == i) continue;
+        cudaMemcpyAsync(c->host_logits + (size_t)i * n, c->device_logits + (size_t)i * n, (size_t)(end - i) * n * sizeof(float),
+                        cudaMemcpyDeviceToHost, c->stream);
+    }
+}
+
+static void deliver(const bl_cuda *c, const bl_pass *p)
 {
     const size_t n = (size_t)c->shard.vocab.count;
-    for (int64_t i = 0; i < p->wanted_count; i++)
-        memcpy(p->logits + i * c->config.vocab_size + c->shard.vocab.first, c->host_logits + (size_t)i * n, n * sizeof(float));
+    const bl_cuda_drawn *drawn = (const bl_cuda_drawn *)(const void *)(c->host_tables + c->sizes.layout.drawn);
+    for (int64_t i = 0; i < p->delivered; i++) {
+        if (p->draws && p->draws[i].draw) p->drawn[i] = (bl_drawn){drawn[i].token, drawn[i].nans};
+        else memcpy(p->logits + i * c->config.vocab_size + c->shard.vocab.first, c->host_logits + (size_t)i * n, n * sizeof(float));
+    }
 }
 
 /* ---- begin and end */
@@ -191,6 +219,7 @@ bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_erro
     BL_TRY(reserve_logits(c, p->wanted_count, err));
     BL_TRY(send_tables(c, p, err));
     c->pass = p;
+    c->launches = (bl_launches){0};
     c->longest = longest_of(p);
     BL_TRY(bl_cuda_graph_begin(c, p, recorded, err));
     if (!*recorded) bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);
@@ -204,15 +233,15 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err)
 {
     bl_cuda *c = cuda_of(b);
     const bl_pass *p = c->pass;
-    const size_t bytes = (size_t)p->wanted_count * (size_t)c->shard.vocab.count * sizeof(float);
     c->pass = NULL;
     const bl_status recorded = bl_cuda_graph_end(c, err); /* also ends a recording that failed */
     BL_TRY(bl_cuda_check(cudaGetLastError(), "starting a pass", err));
     BL_TRY(recorded);
-    if (bytes) cudaMemcpyAsync(c->host_logits, c->device_logits, bytes, cudaMemcpyDeviceToHost, c->stream);
-    BL_TRY(bl_cuda_check(cudaGetLastError(), "logits", err));
+    fetch(c, p);
+    c->launches.waits++;
     BL_TRY(bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", err));
-    deliver_logits(c, p);
+    BL_TRY(bl_cuda_check(cudaGetLastError(), "a pass", err));
+    deliver(c, p);
     return BL_OK;
 }
 

@@ -18,6 +18,16 @@ static int64_t widest(const bl_config *f, const bl_shard *shard)
     return max64(max64(f->hidden_size, f->q_lora_rank), max64(max64(out, gathered), f->head_dim));
 }
 
+/* 1, 2, 4, multiples of 8, from 64 on of 32. */
+int64_t bl_cuda_padded(bl_backend *b, int64_t tokens)
+{
+    (void)b;
+    if (tokens > CUDA_STEP) return tokens;
+    if (tokens > 64) return (tokens + 31) / 32 * 32;
+    if (tokens > 4) return (tokens + 7) / 8 * 8;
+    return tokens == 3 ? 4 : tokens;
+}
+
 static cuda_layout lay_out(const bl_config *c, uint64_t T)
 {
     cuda_layout l;
@@ -34,6 +44,10 @@ static cuda_layout lay_out(const bl_config *c, uint64_t T)
     at += bl_line(T * (uint64_t)c->kv_source_count * sizeof(int64_t));
     l.wanted = at;
     at += bl_line(T * sizeof(int64_t));
+    l.draws = at;
+    at += bl_line(T * sizeof(bl_cuda_draw));
+    l.drawn = at;
+    at += bl_line(T * sizeof(bl_cuda_drawn));
     l.pages = at;
     return l;
 }
@@ -117,7 +131,7 @@ void bl_cuda_measure(cuda_sizes *z, const bl_config *c, const bl_shard *shard, i
     z->score_floats = c->kv_source_count ? max64(SCORE_FLOATS, 2 * c->max_position_embeddings) : 0;
     z->rows_bytes = bl_line(T * (uint64_t)bl_config_engram_columns(c) * (width + width / 32));
     z->table_bytes = table_bytes(c, &z->layout, plan);
-    z->logits_rows = plan->sequences < max_tokens ? plan->sequences : max_tokens;
+    z->logits_rows = plan->sequences < max_tokens ? bl_cuda_padded(NULL, plan->sequences) : max_tokens;
     list_buffers(z, c, shard, T);
 }
 

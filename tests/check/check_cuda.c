@@ -1,4 +1,4 @@
-/* check_cuda [--seed N]: the GPU's operations against the C references and the host model of the tensor core, by bytes. Exit 0 all
+/* check_cuda [--seed N] [FAMILY]: the GPU's operations against the C references and the host model of the tensor core, by bytes. Exit 0 all
  * equal, 1 something differs, 77 there is no GPU (or the build has no CUDA). */
 #include "tests/check/check_cuda.h"
 
@@ -187,9 +187,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(check *c);
-    } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"index", check_cuda_index},
+    } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"drawing", check_cuda_sample}, {"index", check_cuda_index},
                     {"attention", check_cuda_attention}, {"many", check_cuda_many}};
-    const uint64_t seed = argc == 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
+    const uint64_t seed = argc >= 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
+    const char *only = argc == 2 ? argv[1] : argc == 4 ? argv[3] : NULL;
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
         printf("SKIP check_cuda: there is no GPU; its kernels are NOT checked\n");
@@ -198,6 +199,7 @@ int main(int argc, char **argv)
     state.level = "cuda";
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         const int64_t failures = state.failures, comparisons = state.comparisons;
+        if (only && strcmp(only, families[i].name)) continue;
         state.family = families[i].name;
         state.random = seed;
         families[i].run(&state);

@@ -20,5 +20,6 @@ void check_cuda_rows(check *c);
 void check_cuda_index(check *c);
 void check_cuda_attention(check *c);
 void check_cuda_many(check *c);
+void check_cuda_sample(check *c);
 
 #endif

@@ -444,6 +444,19 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned lon
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *nodes, size_t *count)
+{
+    for (long i = 0; nodes && i < g->count; i++) nodes[i] = (cudaGraphNode_t)(void *)&g->nodes[i];
+    *count = (size_t)g->count;
+    return call("cudaGraphGetNodes");
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t n, enum cudaGraphNodeType *type)
+{
+    *type = ((const node *)(const void *)n)->kernel ? cudaGraphNodeTypeKernel : cudaGraphNodeTypeMemcpy;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGraphDestroy(cudaGraph_t g)
 {
     if (g) free(g->nodes);

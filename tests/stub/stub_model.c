@@ -190,6 +190,24 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
     return BL_OK;
 }
 
+/* Draws what may be drawn where the seed is even, as a device would. */
+bl_status bl_forward_draw(bl_model *m, const bl_span *spans, int64_t count, const bl_draw *draws, bl_drawn *drawn, float *logits,
+                          bl_error *err)
+{
+    int32_t scratch[2 * STUB_VOCAB];
+    int64_t rows = 0;
+    const bl_status s = bl_forward(m, spans, count, logits, NULL, err);
+    for (int64_t i = 0; i < count; i++) rows += spans[i].count - spans[i].logits_from;
+    for (int64_t i = 0; s == BL_OK && i < rows; i++) {
+        float *row = logits + i * STUB_VOCAB;
+        drawn[i] = (bl_drawn){.token = BL_NOT_DRAWN};
+        if (!draws[i].draw || draws[i].sampling.seed % 2) continue;
+        drawn[i].token = bl_sample(row, STUB_VOCAB, &draws[i].sampling, draws[i].position, scratch, NULL);
+        memset(row, 0xff, STUB_VOCAB * sizeof *row); /* used up: NaN */
+    }
+    return s;
+}
+
 stub_counts *stub_counted(bl_model *m)
 {
     return &m->counts;

@@ -140,6 +140,47 @@ static void test_one_launch_and_one_wait(void **state)
     assert_nothing_left();
 }
 
+/* Steps of five to eight sequences are one graph; only what was asked for comes back. */
+static void test_padding_and_drawing(void **state)
+{
+    static const int32_t id = 7;
+    cuda_stub_reset(MEMORY);
+    bl_model *m = open_on(BL_DEVICE_CUDA, 8);
+    batch b;
+    begin(&b, m, 8);
+    static const int sizes[] = {8, 5, 6, 7, 8};
+    for (int i = 0; i < 5; i++) {
+        const int n = sizes[i];
+        cuda_stub_reset(MEMORY);
+        memset(b.logits, 0xff, sizeof b.logits);
+        assert_int_equal(step(&b, n, 1, NULL), BL_OK);
+        assert_int_equal(cuda_stub_seen.graph_launches, i > 0);
+        assert_int_equal(cuda_stub_seen.allocated, 0);
+        uint32_t last, behind = 0;
+        memcpy(&last, &b.logits[n * VOCAB - 1], 4);
+        if (n < 8) memcpy(&behind, &b.logits[n * VOCAB], 4);
+        assert_int_equal(last, 0);
+        assert_int_equal(behind, n < 8 ? 0xffffffff : 0);
+    }
+    bl_span spans[3];
+    bl_draw draws[3] = {{.draw = true}, {.draw = false}, {.draw = true}};
+    bl_drawn drawn[3];
+    for (int i = 0; i < 3; i++) spans[i] = (bl_span){b.s[i], &id, 1, 0};
+    for (int i = 0; i < 3; i++) {
+        cuda_stub_reset(MEMORY);
+        memset(b.logits, 0xff, sizeof b.logits);
+        assert_int_equal(bl_forward_draw(m, spans, 3, draws, drawn, b.logits, NULL), BL_OK);
+        assert_int_equal(drawn[0].token, 0);
+        assert_int_equal(drawn[1].token, BL_NOT_DRAWN);
+        assert_int_equal(cuda_stub_seen.copies_out, 2); /* the tokens, the row in the middle */
+        assert_int_equal(cuda_stub_seen.waits, 1);
+        assert_true(b.logits[0] != b.logits[0] && b.logits[VOCAB] == 0 && b.logits[2 * VOCAB] != b.logits[2 * VOCAB]);
+    }
+    end(&b);
+    bl_model_close(&m);
+    assert_nothing_left();
+}
+
 /* ---- failures */
 
 /* Open, one prompt, three steps: as far as it gets. */
@@ -199,7 +240,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights),       cmocka_unit_test(test_one_launch_and_one_wait),
-        cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,6 +116,65 @@ static void test_filters(void **state)
     expect_kept(&s, 3);
 }
 
+static float falling[64];
+
+static int by_weight(const void *a, const void *b)
+{
+    const int x = *(const int *)a, y = *(const int *)b;
+    return falling[x] != falling[y] ? (falling[x] < falling[y]) - (falling[x] > falling[y]) : x - y;
+}
+
+/* The definition, said another way: sort, cut, add up in order of ids. */
+static int plainly(const float *logits, int n, const bl_sampling *s, uint64_t position)
+{
+    const double one = bl_sampling_one(n);
+    int order_[64], count = 0;
+    float max = -INFINITY;
+    for (int i = 0; i < n; i++)
+        if (logits[i] > max) max = logits[i];
+    for (int i = 0; i < n; i++) {
+        falling[i] = bl_sampling_weight(logits[i], max, s->temperature);
+        if (falling[i] > 0) order_[count++] = i;
+    }
+    qsort(order_, (size_t)count, sizeof *order_, by_weight);
+    if (s->top_k > 0 && s->top_k < count) count = s->top_k;
+    uint64_t total = 0, sum = 0;
+    for (int i = 0; i < count; i++) total += bl_sampling_units(falling[order_[i]], one);
+    int kept = 0;
+    while (kept < count && (kept == 0 || falling[order_[kept]] >= s->min_p)) {
+        sum += bl_sampling_units(falling[order_[kept++]], one);
+        if (s->top_p < 1 && sum >= bl_sampling_share(s->top_p, total)) break;
+    }
+    bool in[64] = {false};
+    for (int i = 0; i < kept; i++) in[order_[i]] = true;
+    const uint64_t target = bl_sampling_target(bl_sampling_bits(s->seed, position), sum);
+    sum = 0;
+    for (int i = 0; i < n; i++)
+        if (in[i] && (sum += bl_sampling_units(falling[i], one)) > target) return i;
+    return -1;
+}
+
+static void test_definition(void **state)
+{
+    int32_t space[128];
+    uint64_t random = 1;
+    for (int round = 0; round < 3000; round++) {
+        float logits[64];
+        const int n = 1 + (int)(bl_uniform(round, 0) * 64);
+        for (int i = 0; i < n; i++) {
+            const double u = bl_uniform(++random, 1);
+            logits[i] = round % 3 ? (float)(20 * u * u) : (float)(int)(6 * u); /* with many ties */
+        }
+        const bl_sampling s = {.temperature = (float)(0.2 + 2 * bl_uniform(round, 2)),
+                               .top_k = round % 2 ? (int)(70 * bl_uniform(round, 3)) : 0,
+                               .top_p = round % 5 ? (float)bl_uniform(round, 4) : 1,
+                               .min_p = round % 7 ? 0 : (float)(0.6 * bl_uniform(round, 5)),
+                               .seed = (uint64_t)round};
+        for (uint64_t p = 0; p < 4; p++)
+            assert_int_equal(bl_sample(logits, n, &s, p, space, NULL), plainly(logits, n, &s, p));
+    }
+}
+
 static void test_ties_and_odd_logits(void **state)
 {
     const float equal[6] = {2, 2, 2, 2, 2, 2};
@@ -193,7 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy),  cmocka_unit_test(test_distribution), cmocka_unit_test(test_filters),
         cmocka_unit_test(test_ties_and_odd_logits), cmocka_unit_test(test_logprob), cmocka_unit_test(test_top_logits),
-        cmocka_unit_test(test_generator),
+        cmocka_unit_test(test_generator), cmocka_unit_test(test_definition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,6 +47,16 @@ static bl_status ceilings(bench *b, const plan *p, bench_subject *set, int *n, i
     return bench_dot_ceiling(b, &set[(*n)++], err);
 }
 
+static void say_launches(const bench *b, const slice *s)
+{
+    bl_launches l;
+    if (b->json || !slice_launches(s, &l)) return;
+    if (l.recorded)
+        printf("  a step: one launch of a graph of %lld kernels, %.1f a layer; the host waits %lld time%s\n", (long long)l.kernels,
+               (double)l.kernels / slice_layers(s), (long long)l.waits, l.waits == 1 ? "" : "s");
+    else printf("  a step: launched kernel by kernel; the host waits %lld time%s\n", (long long)l.waits, l.waits == 1 ? "" : "s");
+}
+
 static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
 {
     char title[200], name[60];
@@ -66,7 +76,9 @@ static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
         set[n].ceiling[0].work = 1e-9 * (p->decode ? cost.bytes : cost.flop);
         set[n].ceilings = 1;
     }
-    return bench_run(b, title, set, n + 1, err);
+    BL_TRY(bench_run(b, title, set, n + 1, err));
+    say_launches(b, s);
+    return BL_OK;
 }
 
 static bl_status body(bench *b, const plan *p, bl_error *err)

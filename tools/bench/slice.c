@@ -349,6 +349,13 @@ int slice_layers(const slice *s)
     return s->model->weights.layer_count;
 }
 
+bool slice_launches(const slice *s, bl_launches *out)
+{
+    bl_backend *b = s->model->backend;
+    if (b->launches) *out = b->launches(b);
+    return b->launches != NULL;
+}
+
 int slice_expert_sets(const slice *s)
 {
     return s->expert_sets;

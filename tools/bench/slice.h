@@ -28,6 +28,8 @@ bl_status slice_run(slice *s, int64_t n, bl_error *err);
 
 slice_cost slice_step_cost(const slice *s, int64_t tokens);
 int slice_layers(const slice *s);
+/* Of the newest step; false where the backend does not count. */
+bool slice_launches(const slice *s, bl_launches *out);
 /* Sets of expert weights in memory, of the config's number of experts. */
 int slice_expert_sets(const slice *s);
 
