@@ -354,6 +354,9 @@ void bl_api_complete(bl_server *s, bl_exchange *x, unsigned route)
     case BL_SUBMIT_FULL:
         bl_api_fail(x, 503, "the request queue is full", NULL, "queue_full");
         break;
+    case BL_SUBMIT_BROKEN:
+        bl_api_fail(x, 503, "the device has failed; the server must be restarted", NULL, "device_failed");
+        break;
     case BL_SUBMIT_STOPPED:
         if (gone)
             fail_gone(x);

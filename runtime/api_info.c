@@ -27,9 +27,21 @@ void bl_api_health(bl_server *s, bl_exchange *x)
 {
     static const char *const names[] = {"loading", "ready", "draining"};
     bl_text body = {0};
+    bl_error fault;
+    bl_scheduler_stats n = {0};
     int state = atomic_load(&s->state);
-    put(&body, "{\"status\":\"%s\"}\n", names[state]);
-    bool ready = state == API_READY;
+    bool loaded = state != API_LOADING && s->scheduler, broken = loaded && bl_scheduler_broken(s->scheduler, &fault);
+    bool ready = state == API_READY && !broken;
+    if (loaded)
+        bl_scheduler_read(s->scheduler, &n);
+    put(&body, "{\"status\":\"%s\"", broken ? "failed" : names[state]);
+    if (broken) {
+        bl_text_puts(&body, ",\"error\":");
+        bl_text_quote(&body, fault.message, strlen(fault.message));
+    }
+    if (n.nan_outputs)
+        put(&body, ",\"nan_outputs\":%llu", (unsigned long long)n.nan_outputs);
+    bl_text_puts(&body, "}\n");
     bl_exchange_answer(x, ready ? 200 : 503, API_JSON, &body, ready ? NULL : "Retry-After", ready ? NULL : "1");
 }
 
@@ -47,6 +59,7 @@ static void put_scheduler_metrics(bl_text *t, const bl_scheduler_stats *n, const
         {"sglang:num_requests_total", "counter", "Sequences that ended.", (double)(n->finished + n->cancelled + n->failed)},
         {"sglang:num_aborted_requests_total", "counter", "Sequences that were cancelled.", (double)n->cancelled},
         {"baleen:num_failed_requests_total", "counter", "Sequences that failed.", (double)n->failed},
+        {"baleen:nan_outputs_total", "counter", "Tokens that could not be chosen: a logit was no number.", (double)n->nan_outputs},
         {"sglang:num_running_reqs", "gauge", "Sequences in the batch.", n->running},
         {"sglang:num_queue_reqs", "gauge", "Sequences waiting for a place.", n->waiting},
         {"sglang:num_used_tokens", "gauge", "Tokens held by sequences in the batch.", (double)n->used_tokens},

@@ -89,6 +89,8 @@ struct bl_backend {
     void *(*place)(bl_backend *b, uint64_t bytes);
     bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
 
+    /* What is wrong with the device for good, so that every pass from now on fails; NULL: nothing. The whole member may be NULL. */
+    const bl_error *(*fault)(bl_backend *b);
     bl_launches (*launches)(bl_backend *b); /* NULL: not counted. kernels 0: nor those of a pass that was not recorded */
 
     /* ---- a pass: begin may fail (scratch for long sequences) and has then changed nothing. recorded: the backend knows the

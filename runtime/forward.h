@@ -45,6 +45,8 @@ void bl_model_close(bl_model **m);
  * that of the GPU there is, or not known where there is none. BL_E_NOMEM, with *out filled in: it would be refused. */
 struct bl_memory_plan;
 bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err);
+/* What is wrong with the device for good, NULL = nothing: every forward pass from now on fails. Of the thread that runs them. */
+const bl_error *bl_model_fault(const bl_model *m);
 /* "cpu", "cuda" */
 const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);

@@ -283,6 +283,11 @@ void bl_model_close(bl_model **model)
     *model = NULL;
 }
 
+const bl_error *bl_model_fault(const bl_model *m)
+{
+    return m->backend->fault ? m->backend->fault(m->backend) : NULL;
+}
+
 const char *bl_model_device(const bl_model *m)
 {
     return m->backend->name;

@@ -6,9 +6,9 @@
 
 /* The token for the given position. Greedy: the largest logit, lowest id on ties. Else: logits / temperature, softmax, top-k, then
  * top-p over what is left, then min-p (relative to the most likely token), then one draw among those kept, in the order of ids, with
- * 53 bits that seed and position give, so that a sequence gives the same text whatever else runs, on a GPU too. Ties by lower id. scratch: 2 * n int32-sized words. logits [n] are not changed. NaN
- * logits never win; returns -1 when every logit is NaN. *logprob (may be NULL) = log softmax(logits / temperature) of the token
- * (temperature 1 when greedy). */
+ * 53 bits that seed and position give, so that a sequence gives the same text whatever else runs, on a GPU too. Ties by lower id.
+ * scratch: 2 * n int32-sized words. logits [n] are not changed. NaN logits never win; returns -1 when every logit is NaN. *logprob
+ * (may be NULL) = log softmax(logits / temperature) of the token (temperature 1 when greedy). */
 int bl_sample(const float *logits, int n, const bl_sampling *s, uint64_t position, void *scratch, float *logprob);
 
 /* log softmax(logits / temperature) of some tokens (temperature below 1e-6 counts as 1), as bl_sample reports it; -INFINITY for a token

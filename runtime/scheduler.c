@@ -54,14 +54,14 @@ static void reap(bl_scheduler *s, bool all)
     s->count = kept;
 }
 
-/* Take the oldest waiting jobs out, first those that are cancelled, then as many as there are free places. Locked. */
+/* Take the oldest waiting jobs out, first those that are cancelled or will never run, then as many as there are free places. Locked. */
 static void take_waiting(bl_scheduler *s, bl_job **cancelled, bl_job **admitted)
 {
     int room = s->options.max_running - s->count;
     bl_job **link = &s->head, **last = admitted;
     *cancelled = *admitted = NULL;
     for (bl_job *j; (j = *link);) {
-        if (s->cancel_all || bl_job_cancelled(j)) {
+        if (s->cancel_all || s->fault.code || bl_job_cancelled(j)) {
             *link = j->own.next;
             j->own.next = *cancelled;
             *cancelled = j;
@@ -156,7 +156,8 @@ static void *engine(void *arg)
         pthread_mutex_unlock(&s->lock);
         for (bl_job *j = cancelled, *next; j; j = next) {
             next = j->own.next;
-            finish_job(s, j, BL_FINISH_CANCELLED, NULL);
+            bool broken = s->fault.code && !bl_job_cancelled(j); /* only this thread sets it */
+            finish_job(s, j, broken ? BL_FINISH_FAILED : BL_FINISH_CANCELLED, broken ? &s->fault : NULL);
         }
         reap(s, all);
         admit(s, admitted);
@@ -175,7 +176,9 @@ bl_submit bl_scheduler_submit(bl_scheduler *s, bl_job *const *jobs, int count)
 {
     bl_submit result = BL_SUBMIT_TAKEN;
     pthread_mutex_lock(&s->lock);
-    if (s->stopped)
+    if (s->fault.code)
+        result = BL_SUBMIT_BROKEN;
+    else if (s->stopped)
         result = BL_SUBMIT_STOPPED;
     else if ((int64_t)s->stats.waiting + s->stats.running + count > (int64_t)s->options.max_running + s->options.max_waiting)
         result = BL_SUBMIT_FULL;
@@ -213,6 +216,16 @@ void bl_scheduler_read(bl_scheduler *s, bl_scheduler_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
+}
+
+bool bl_scheduler_broken(bl_scheduler *s, bl_error *out)
+{
+    pthread_mutex_lock(&s->lock);
+    bool broken = s->fault.code != 0;
+    if (broken)
+        *out = s->fault;
+    pthread_mutex_unlock(&s->lock);
+    return broken;
 }
 
 /* ---- life */

@@ -67,6 +67,7 @@ typedef struct bl_scheduler_options {
     int max_running;     /* sequences in a batch, 1..BL_MAX_RUNNING */
     int max_waiting;     /* jobs waiting for a place, >= 0 */
     int64_t step_tokens; /* most tokens in a step, >= 1; every sequence gets at least one */
+    void (*report)(const bl_error *fault); /* may be NULL; first failure of the device for good, first NaN in an output */
 } bl_scheduler_options;
 
 /* Start the engine thread on an open model, which nobody else may use meanwhile and which must outlive it. One token is run first, so
@@ -75,7 +76,7 @@ bl_status bl_scheduler_create(bl_scheduler **out, bl_model *m, const bl_schedule
 /* Cancel everything, wait for the last finish(), end the thread. NULL is fine. */
 void bl_scheduler_destroy(bl_scheduler **s);
 
-typedef enum bl_submit { BL_SUBMIT_TAKEN = 0, BL_SUBMIT_FULL, BL_SUBMIT_STOPPED } bl_submit;
+typedef enum bl_submit { BL_SUBMIT_TAKEN = 0, BL_SUBMIT_FULL, BL_SUBMIT_STOPPED, BL_SUBMIT_BROKEN } bl_submit;
 /* Hand over count jobs, all or none: FULL when they would exceed max_running + max_waiting together with what is there. Any thread. */
 bl_submit bl_scheduler_submit(bl_scheduler *s, bl_job *const *jobs, int count);
 /* Ask for a job that was taken and whose finish() has not returned to end; it does within one step. Any thread, callbacks included. */
@@ -87,11 +88,14 @@ void bl_scheduler_stop(bl_scheduler *s, bool cancel);
 typedef struct bl_scheduler_stats {
     uint64_t prompt_tokens, generated_tokens, steps, step_tokens; /* step_tokens = tokens of all steps */
     uint64_t finished, cancelled, failed;
+    uint64_t nan_outputs;  /* tokens that could not be chosen because a logit was no number */
     int running, waiting;
     int64_t used_tokens;   /* tokens held by running sequences */
     int largest_batch;     /* most sequences that ran in one step */
     bl_histogram queue_time, first_token, inter_token, whole; /* per job */
 } bl_scheduler_stats;
 void bl_scheduler_read(bl_scheduler *s, bl_scheduler_stats *out);
+/* The device has failed for good (bl_model_fault): *out says why, every job has ended or is about to, and submit says BROKEN. */
+bool bl_scheduler_broken(bl_scheduler *s, bl_error *out);
 
 #endif

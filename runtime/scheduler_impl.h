@@ -35,6 +35,7 @@ struct bl_scheduler {
     pthread_cond_t wake;
     bl_job *head, **tail; /* waiting, oldest first */
     bool stopped, cancel_all, quit;
+    bl_error fault; /* of the device, for good */
     bl_scheduler_stats stats;
 
     bl_running *running; /* [max_running], count used, oldest first */

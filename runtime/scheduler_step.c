@@ -88,6 +88,25 @@ static void run_alone(bl_scheduler *s)
     }
 }
 
+/* The device is gone: nobody's next token will come. */
+static bool note_fault(bl_scheduler *s)
+{
+    const bl_error *fault = bl_model_fault(s->model);
+    if (!fault)
+        return false;
+    pthread_mutex_lock(&s->lock);
+    s->fault = *fault;
+    pthread_mutex_unlock(&s->lock);
+    if (s->options.report)
+        s->options.report(fault);
+    for (int i = 0; i < s->count; i++) {
+        s->running[i].why = BL_FINISH_FAILED;
+        s->running[i].err = *fault;
+        s->running[i].row = -1;
+    }
+    return true;
+}
+
 static int count_nans(const float *logits, int n)
 {
     int count = 0;
@@ -129,13 +148,15 @@ static bool is_stop(const bl_job *j, int id)
     return false;
 }
 
-static void hand_out(bl_running *r, int vocab, double now)
+static void hand_out(bl_scheduler *s, bl_running *r, double now)
 {
     bl_job *j = r->job;
     if (r->out.id < 0 || r->nans) {
         bl_error_clear(&r->err);
-        bl_fail(&r->err, BL_E_INTERNAL, NULL, NULL, -1, "%d of the model's %d logits are no numbers (NaN)", r->nans, vocab);
+        bl_fail(&r->err, BL_E_INTERNAL, NULL, NULL, -1, "%d of the model's %d logits are no numbers (NaN)", r->nans, s->vocab);
         r->why = BL_FINISH_FAILED;
+        if (s->options.report && s->stats.nan_outputs == 1)
+            s->options.report(&r->err);
         return;
     }
     r->last = r->out.id;
@@ -164,6 +185,7 @@ static void count_step(bl_scheduler *s, int64_t tokens, int64_t prompt_tokens, d
     for (int i = 0; i < s->count; i++) {
         const bl_running *r = &s->running[i];
         t->used_tokens += bl_sequence_length(r->sequence);
+        t->nan_outputs += r->row >= 0 && r->nans > 0;
         if (r->row < 0 || r->out.id < 0)
             continue;
         t->generated_tokens++;
@@ -182,8 +204,10 @@ void bl_scheduler_step(bl_scheduler *s)
         tokens += s->running[i].take;
         prompt_tokens += prompt_left(&s->running[i]) > 0 ? s->running[i].take : 0;
     }
-    if (bl_forward_draw(s->model, s->spans, s->count, s->draws, s->drawn, s->logits, NULL) != BL_OK)
+    if (bl_forward_draw(s->model, s->spans, s->count, s->draws, s->drawn, s->logits, NULL) != BL_OK && !note_fault(s)) {
         run_alone(s);
+        note_fault(s);
+    }
     bl_pool_run(bl_model_pool(s->model), s->count, sample_one, s);
     double now = bl_clock();
     pthread_mutex_lock(&s->lock);
@@ -194,6 +218,6 @@ void bl_scheduler_step(bl_scheduler *s)
         if (r->why == BL_FINISH_NONE && prompt_left(r) > 0)
             r->fed += r->take;
         if (r->row >= 0 && !bl_job_cancelled(r->job))
-            hand_out(r, s->vocab, now);
+            hand_out(s, r, now);
     }
 }

@@ -48,7 +48,8 @@ bl_status bl_server_ready(bl_server *s, bl_model *m, bl_error *err)
     const bl_config *c = bl_model_config(m);
     const bl_scheduler_options o = {.max_running = s->options.max_requests,
                                     .max_waiting = s->options.max_queue,
-                                    .step_tokens = s->options.step_tokens};
+                                    .step_tokens = s->options.step_tokens,
+                                    .report = s->options.report};
     s->model = m;
     s->tokenizer = bl_model_tokenizer(m);
     s->vocab = c->vocab_size;

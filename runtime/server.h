@@ -19,6 +19,7 @@ typedef struct bl_server_options {
     int64_t step_tokens;    /* most tokens in one forward pass */
     bool thinking;          /* what a chat request that does not say gets */
     double timeout;         /* seconds for a request's head, and for its body, to arrive; also for a client to take what is sent */
+    void (*report)(const bl_error *what); /* may be NULL; as in scheduler.h */
     double ping;            /* seconds of silence after which a stream gets a comment line */
 } bl_server_options;
 

@@ -49,6 +49,12 @@ static void *wait_for_signal(void *arg)
     return NULL;
 }
 
+/* From the engine: it goes on listening, /health says the same. */
+static void report(const bl_error *what)
+{
+    cli_report("baleend", what->code, what);
+}
+
 static double seconds_now(void)
 {
     struct timespec t;
@@ -99,9 +105,10 @@ static int serve(const settings *o, sigset_t *signals)
     pthread_sigmask(SIG_UNBLOCK, signals, NULL); /* the next one kills */
     bl_server_drain(server);
     bl_server_wait_idle(server, o->drain);
+    const bool broken = bl_model_fault(model) != NULL; /* its thread has nothing to run any more */
     bl_server_stop(&server);
     bl_model_close(&model);
-    return cli_finish("baleend", 0);
+    return cli_finish("baleend", broken ? 4 : 0);
 }
 
 /* What would be taken, without taking it. */
@@ -212,6 +219,7 @@ static int read_settings(int argc, char **argv, settings *o)
         v->api_key = o->own_key;
     if (!v->model_name)
         v->model_name = o->own_name && bl_text_is_clean(o->own_name, strlen(o->own_name)) ? o->own_name : "model";
+    v->report = report;
     v->port = (int)port;
     v->max_requests = (int)requests;
     v->max_queue = (int)queue;

@@ -52,6 +52,11 @@ static void cuda_destroy(bl_backend *b)
     free(c);
 }
 
+static const bl_error *fault(bl_backend *b)
+{
+    return cuda_of(b)->fault.code ? &cuda_of(b)->fault : NULL;
+}
+
 static bl_launches launches(bl_backend *b)
 {
     return cuda_of(b)->launches;
@@ -118,7 +123,8 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the CUDA backend");
     }
     c->base = (bl_backend){.name = "cuda", .destroy = cuda_destroy, .alloc = bl_cuda_alloc, .release = bl_cuda_release,
-                           .allocated = allocated, .launches = launches, .upload = bl_cuda_upload, .download = bl_cuda_download, .import = bl_cuda_import,
+                           .allocated = allocated, .launches = launches, .fault = fault, .upload = bl_cuda_upload,
+                           .download = bl_cuda_download, .import = bl_cuda_import,
                            .place = bl_cuda_place, .load = bl_cuda_load,
                            .padded = bl_cuda_padded, .begin = bl_cuda_begin, .end = bl_cuda_end};
     bl_cuda_set_operations(&c->base);

@@ -73,6 +73,7 @@ typedef struct bl_cuda {
 
     cuda_sizes sizes;
     uint64_t allocated; /* device memory, ever */
+    bl_error fault;     /* that lasts */
 
     /* tables of a pass */
     uint8_t *host_tables, *device_tables;

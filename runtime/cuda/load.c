@@ -9,7 +9,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { PART = 2 << 20, BUFFERS = 2 };
+enum {
+    PART = 2 << 20,
+    BUFFERS = 2,
+    READERS = 12 /* more are in each other's way: README.md of kernels/cuda has the figures */
+};
 
 typedef struct worker {
     uint8_t *buffer[BUFFERS];
@@ -25,8 +29,10 @@ typedef struct load {
     bl_access access;
     int64_t *first;      /* [count + 1] number of an item's first chunk */
     bl_reader **readers; /* [count] of an item's file: those of one file are the same */
-    worker *workers;     /* [pool threads] */
+    worker *workers;     /* [readers] */
+    int count_readers;
     uint8_t *memory;
+    atomic_int_least64_t next; /* chunk */
     atomic_bool failed;
     pthread_mutex_t lock; /* of the first failure */
     bl_status status;
@@ -91,14 +97,19 @@ static bl_status load_chunk(const load *l, size_t i, uint64_t at, worker *k, bl_
     return bl_fail(err, BL_E_INPUT, bl_file_path(w->file), w->name, (int64_t)(w->offset + at), "differs from its digest in the manifest");
 }
 
-static void run_chunk(void *arg, int64_t chunk, int number)
+/* A reader's whole work: chunks as they come. */
+static void run_reader(void *arg, int64_t number, int thread)
 {
     load *l = arg;
     bl_error err = {0};
-    if (atomic_load_explicit(&l->failed, memory_order_relaxed)) return;
-    const size_t i = item_of(l, chunk);
+    (void)thread;
     bl_status s = bl_cuda_check(cudaSetDevice(l->c->device), "loading weights", &err); /* of this thread */
-    if (s == BL_OK) s = load_chunk(l, i, (uint64_t)(chunk - l->first[i]) * BL_CHUNK_BYTES, &l->workers[number], &err);
+    while (s == BL_OK && !atomic_load_explicit(&l->failed, memory_order_relaxed)) {
+        const int64_t chunk = atomic_fetch_add(&l->next, 1);
+        if (chunk >= l->first[l->count]) return;
+        const size_t i = item_of(l, chunk);
+        s = load_chunk(l, i, (uint64_t)(chunk - l->first[i]) * BL_CHUNK_BYTES, &l->workers[number], &err);
+    }
     if (s != BL_OK) fail(l, s, &err);
 }
 
@@ -111,18 +122,18 @@ static bl_status open_readers(load *l, bl_error *err)
     return BL_OK;
 }
 
-static bl_status prepare(load *l, int threads, bl_error *err)
+static bl_status prepare(load *l, bl_error *err)
 {
     const uint64_t room = BL_READ_ROOM((uint64_t)PART);
     l->first = calloc(l->count + 1, sizeof *l->first);
     l->readers = calloc(l->count + 1, sizeof(bl_reader *));
-    l->workers = calloc((size_t)threads, sizeof *l->workers);
+    l->workers = calloc((size_t)l->count_readers, sizeof *l->workers);
     if (!l->first || !l->readers || !l->workers) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for loading");
     for (size_t i = 0; i < l->count; i++) l->first[i + 1] = l->first[i] + (int64_t)bl_chunk_count(l->items[i].bytes);
     BL_TRY(open_readers(l, err));
-    const cudaError_t e = cudaHostAlloc((void **)&l->memory, (uint64_t)threads * BUFFERS * room, cudaHostAllocDefault);
+    const cudaError_t e = cudaHostAlloc((void **)&l->memory, (uint64_t)l->count_readers * BUFFERS * room, cudaHostAllocDefault);
     BL_TRY(bl_cuda_check(e, "pinning buffers to load through", err));
-    for (int t = 0; t < threads; t++) {
+    for (int t = 0; t < l->count_readers; t++) {
         worker *w = &l->workers[t];
         BL_TRY(bl_chunker_create(&w->chunker, err));
         for (int b = 0; b < BUFFERS; b++) {
@@ -133,10 +144,10 @@ static bl_status prepare(load *l, int threads, bl_error *err)
     return BL_OK;
 }
 
-static void clean_up(load *l, int threads)
+static void clean_up(load *l)
 {
     cudaStreamSynchronize(l->c->stream); /* buffers may be on their way */
-    for (int t = 0; l->workers && t < threads; t++) {
+    for (int t = 0; l->workers && t < l->count_readers; t++) {
         bl_chunker_destroy(&l->workers[t].chunker);
         for (int b = 0; b < BUFFERS; b++)
             if (l->workers[t].sent[b]) cudaEventDestroy(l->workers[t].sent[b]);
@@ -156,11 +167,11 @@ bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_acc
 {
     bl_cuda *c = cuda_of(b);
     const int threads = bl_pool_threads(c->pool);
-    load l = {.c = c, .items = items, .count = count, .access = access, .err = err};
+    load l = {.c = c, .items = items, .count = count, .access = access, .count_readers = threads < READERS ? threads : READERS, .err = err};
     if (pthread_mutex_init(&l.lock, NULL)) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for loading");
-    l.status = prepare(&l, threads, err);
-    if (l.status == BL_OK) bl_pool_run(c->pool, l.first[count], run_chunk, &l);
+    l.status = prepare(&l, err);
+    if (l.status == BL_OK) bl_pool_run(c->pool, l.count_readers, run_reader, &l);
     if (l.status == BL_OK) l.status = bl_cuda_check(cudaStreamSynchronize(c->stream), "loading weights", err);
-    clean_up(&l, threads);
+    clean_up(&l);
     return l.status;
 }

@@ -212,9 +212,8 @@ static int64_t longest_of(const bl_pass *p)
     return n;
 }
 
-bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err)
+static bl_status begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_error *err)
 {
-    bl_cuda *c = cuda_of(b);
     BL_TRY(know_experts(c, p->weights, err));
     BL_TRY(reserve_logits(c, p->wanted_count, err));
     BL_TRY(send_tables(c, p, err));
@@ -229,9 +228,8 @@ bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_erro
     return BL_OK;
 }
 
-bl_status bl_cuda_end(bl_backend *b, bl_error *err)
+static bl_status end(bl_cuda *c, bl_error *err)
 {
-    bl_cuda *c = cuda_of(b);
     const bl_pass *p = c->pass;
     c->pass = NULL;
     const bl_status recorded = bl_cuda_graph_end(c, err); /* also ends a recording that failed */
@@ -243,6 +241,27 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err)
     BL_TRY(bl_cuda_check(cudaGetLastError(), "a pass", err));
     deliver(c, p);
     return BL_OK;
+}
+
+/* A device that has failed fails again when it is asked: such errors last until the process ends. */
+static bl_status look(bl_cuda *c, bl_status s, bl_error *err)
+{
+    bl_error again = {0};
+    if (s == BL_OK || s == BL_E_NOMEM || c->fault.code) return s;
+    if (bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", &again) != BL_OK) c->fault = err && err->code ? *err : again;
+    return s;
+}
+
+bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    return look(c, begin(c, p, recorded, err), err);
+}
+
+bl_status bl_cuda_end(bl_backend *b, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    return look(c, end(c, err), err);
 }
 
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err)

@@ -45,7 +45,8 @@ static void check_draws(check *c, int64_t n, style s)
         fill(c, row, n, s);
         draws[r] = (bl_cuda_draw){.sampling = random_sampling(c), .position = (uint64_t)check_below(c, 100000), .draw = r % 8 != 7};
         const bl_sampling greedy = {.temperature = 0, .top_p = 1};
-        want[r] = (bl_cuda_drawn){bl_sample(row, (int)n, draws[r].draw ? &draws[r].sampling : &greedy, draws[r].position, scratch, NULL), 0};
+        const bl_sampling *how = draws[r].draw ? &draws[r].sampling : &greedy;
+        want[r] = (bl_cuda_drawn){bl_sample(row, (int)n, how, draws[r].position, scratch, NULL), 0};
         for (int64_t i = 0; i < n; i++) want[r].nans += row[i] != row[i];
     }
     float *on_gpu = gpu_copy(logits, (size_t)(ROWS * n) * 4);

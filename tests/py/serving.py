@@ -67,9 +67,9 @@ class Server:
         assert "Sanitizer" not in text and "runtime error" not in text, text
         return rc
 
-    def stop(self):
+    def stop(self, rc=0):
         self.signal()
-        assert self.wait() == 0, self.err
+        assert self.wait() == rc, self.err
 
     # ---- requests
 

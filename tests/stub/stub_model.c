@@ -14,6 +14,7 @@ struct bl_model {
     bl_tokenizer *tokenizer;
     stub_counts counts;
     int64_t taken; /* of options.room */
+    bl_error fault;
 };
 
 struct bl_sequence {
@@ -72,6 +73,8 @@ bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options
                             .step_us = (unsigned)setting("STUB_STEP_US", 0),
                             .eos_length = setting("STUB_EOS_LENGTH", 0),
                             .max_sequences = setting("STUB_MAX_SEQUENCES", 0),
+                            .fault_after = setting("STUB_FAULT_AFTER", 0),
+                            .nan_id = (int32_t)setting("STUB_NAN_ID", 0),
                             .tokenizer = true};
     *out = stub_open(&o);
     return *out ? BL_OK : bl_fail(err, BL_E_NOMEM, path, NULL, -1, "no memory");
@@ -170,6 +173,10 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
             if (spans[i].ids[t] == STUB_POISON)
                 return bl_fail(err, BL_E_INTERNAL, NULL, NULL, -1, "poison");
     }
+    if (m->options.fault_after && m->counts.passes >= m->options.fault_after)
+        bl_fail(&m->fault, BL_E_IO, NULL, NULL, -1, "the stub is broken");
+    if (m->fault.code)
+        return bl_fail(err, m->fault.code, NULL, NULL, -1, "%s", m->fault.message);
     if (m->options.step_us)
         usleep(m->options.step_us);
     m->counts.passes++;
@@ -184,6 +191,7 @@ bl_status bl_forward(bl_model *m, const bl_span *spans, int64_t count, float *lo
             s->length++;
             if (t >= spans[i].logits_from) {
                 fill_logits(m, s->history, s->length, logits);
+                if (m->options.nan_id && spans[i].ids[t] == m->options.nan_id) logits[0] = NAN;
                 logits += STUB_VOCAB;
             }
         }
@@ -202,10 +210,16 @@ bl_status bl_forward_draw(bl_model *m, const bl_span *spans, int64_t count, cons
         float *row = logits + i * STUB_VOCAB;
         drawn[i] = (bl_drawn){.token = BL_NOT_DRAWN};
         if (!draws[i].draw || draws[i].sampling.seed % 2) continue;
+        for (int k = 0; k < STUB_VOCAB; k++) drawn[i].nans += isnan(row[k]) != 0;
         drawn[i].token = bl_sample(row, STUB_VOCAB, &draws[i].sampling, draws[i].position, scratch, NULL);
         memset(row, 0xff, STUB_VOCAB * sizeof *row); /* used up: NaN */
     }
     return s;
+}
+
+const bl_error *bl_model_fault(const bl_model *m)
+{
+    return m->fault.code ? &m->fault : NULL;
 }
 
 stub_counts *stub_counted(bl_model *m)

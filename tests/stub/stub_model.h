@@ -1,7 +1,7 @@
 /* A model for tests of what stands on runtime/forward.h: it implements that header, and its next token is a hash of the whole history
  * of the sequence, so that any mix-up of sequences, positions or order shows. Link it before the runtime library.
- * bl_model_open takes the options from the environment: STUB_CONTEXT, STUB_STEP_US, STUB_EOS_LENGTH, STUB_MAX_SEQUENCES, and STUB_LOAD_US
- * for the time that opening takes. */
+ * bl_model_open takes the options from the environment: STUB_CONTEXT, STUB_STEP_US, STUB_EOS_LENGTH, STUB_MAX_SEQUENCES, STUB_FAULT_AFTER,
+ * STUB_NAN_ID, and STUB_LOAD_US for the time that opening takes. */
 #ifndef BL_TESTS_STUB_MODEL_H
 #define BL_TESTS_STUB_MODEL_H
 
@@ -22,6 +22,8 @@ typedef struct stub_options {
     unsigned step_us;       /* how long a pass takes */
     int64_t max_sequences;  /* no memory for more; 0 = no limit */
     int64_t room;           /* for tokens of all sequences, taken ahead; 0 = no limit */
+    int64_t fault_after;    /* the device fails for good in the pass behind so many; 0 = never */
+    int32_t nan_id;         /* logits behind this id hold a NaN; 0 = none */
     bool tokenizer;         /* that of tests/unit/tiny_tokenizer.h */
 } stub_options;
 

@@ -367,6 +367,33 @@ static void test_room(void **state)
     end(s, m);
 }
 
+/* The device fails for good: what runs and what waits ends, and nothing more is taken. */
+static void test_broken_device(void **state)
+{
+    bl_model *m = stub_open(&(stub_options){.context = 4096, .fault_after = 20});
+    bl_scheduler *s = start(m, 2, 8, 64);
+    client *c[5];
+    bl_job *jobs[5];
+    bl_error why = {0};
+    assert_false(bl_scheduler_broken(s, &why));
+    for (int i = 0; i < 5; i++) {
+        c[i] = new_client(m, 20, 100, (uint64_t)i);
+        jobs[i] = &c[i]->job;
+    }
+    assert_int_equal(bl_scheduler_submit(s, jobs, 5), BL_SUBMIT_TAKEN);
+    for (int i = 0; i < 5; i++) {
+        wait_for(&c[i]->done, 1);
+        assert_int_equal(c[i]->why, BL_FINISH_FAILED);
+    }
+    assert_true(bl_scheduler_broken(s, &why));
+    assert_string_equal(why.message, "the stub is broken");
+    assert_int_equal(bl_scheduler_submit(s, jobs, 1), BL_SUBMIT_BROKEN);
+    assert_int_equal(stub_counted(m)->live, 0);
+    for (int i = 0; i < 5; i++)
+        free(c[i]);
+    end(s, m);
+}
+
 /* Drawn tokens depend on the seed alone. */
 static void test_seed(void **state)
 {
@@ -501,6 +528,7 @@ int main(void)
         cmocka_unit_test(test_stops),     cmocka_unit_test(test_failure),               cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_seed),      cmocka_unit_test(test_adjusted),              cmocka_unit_test(test_min_tokens),
         cmocka_unit_test(test_fair),      cmocka_unit_test(test_destroy_ends_all),        cmocka_unit_test(test_room),
+        cmocka_unit_test(test_broken_device),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
