@@ -1,8 +1,8 @@
-/* Drawing tokens: a block for each row of logits. Everything that is summed is a whole number (kernels/sampling.h), so that the token
+/* Drawing tokens: a block for each row of logits. Everything that is summed is a whole number (kernels/sampling_math.h), so that the token
  * is the one that runtime/sample.c draws. What the filters keep is a beginning of the tokens in order of falling weight, ties by the
  * lower id: all above a weight and the first few of those that equal it, found digit by digit of the weight's bits. */
 #include "kernels/cuda/device.cuh"
-#include "kernels/sampling.h"
+#include "kernels/sampling_math.h"
 
 namespace bl {
 

@@ -1,5 +1,7 @@
 #include "runtime/sample.h"
 
+#include "kernels/sampling_math.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
