@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MAX_CONFIG ((uint64_t)16 << 20)
 
@@ -282,7 +283,10 @@ static bl_status read_any(bl_build *b, const char *path)
     struct stat st;
     bl_checkpoint *c = b->c;
     if (stat(path, &st) != 0) {
-        return bl_fail_errno(b->err, errno, 1, path, "cannot open");
+        return bl_file_absent(path, errno, b->err);
+    }
+    if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0) {
+        return bl_fail_errno(b->err, errno, 1, path, "cannot read the folder");
     }
     if (!S_ISDIR(st.st_mode) && b->options->archives && bl_archive_recognise(path)) {
         BL_TRY(bl_archive_open(&c->archive, path, b->options->archives, b->err));

@@ -187,8 +187,9 @@ static bl_status choose_shards(folder *f)
         BL_TRY(bl_build_report(f->b, f->path, NULL, -1,
                                "not a checkpoint: no *.safetensors file in the folder"));
     }
-    if (count > 1) {
-        BL_TRY(bl_build_report(f->b, f->path, NULL, -1, "%zu *.safetensors files but no usable " INDEX_NAME,
+    struct stat st;
+    if (count > 1 && lstat(f->index_path, &st) != 0) { /* what is wrong with one that is there has been said */
+        BL_TRY(bl_build_report(f->b, f->path, NULL, -1, "%zu *.safetensors files but no " INDEX_NAME,
                                count));
     }
     f->shards = present;

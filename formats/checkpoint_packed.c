@@ -20,6 +20,9 @@ static bl_status read_global(bl_build *b, const char *folder)
         return no_memory(b);
     }
     bl_status s = bl_manifest_read(folder, &c->arena, m, &e);
+    if (s == BL_E_INPUT) {
+        BL_TRY(bl_rank_folder_check(folder, b->err));
+    }
     BL_TRY(bl_build_problem(b, s, &e));
     if (s != BL_OK) {
         return BL_OK;

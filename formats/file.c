@@ -54,6 +54,17 @@ static bl_file *new_file(int fd, uint64_t base, uint64_t size, const char *path)
     return f;
 }
 
+bl_status bl_file_absent(const char *path, int errno_value, bl_error *err)
+{
+    char target[512];
+    ssize_t n = errno_value == ENOENT ? readlink(path, target, sizeof target - 1) : -1;
+    if (n <= 0) {
+        return bl_fail_errno(err, errno_value, 1, path, "cannot open");
+    }
+    target[n] = 0;
+    return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is a symbolic link to nothing: %s is not there", target);
+}
+
 bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
 {
     *out = NULL;
@@ -64,7 +75,7 @@ bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
         if (errno == ENXIO) {
             return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is not a regular file");
         }
-        return bl_fail_errno(err, errno, 1, path, "cannot open");
+        return bl_file_absent(path, errno, err);
     }
     if (fstat(fd, &st) != 0) {
         int e = errno;

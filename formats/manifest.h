@@ -160,6 +160,10 @@ bl_status bl_rank_manifest_write(const bl_rank_manifest *m, const char *path, bl
 /* By name; NULL when absent. O(log n). */
 const bl_manifest_tensor *bl_rank_manifest_find(const bl_rank_manifest *m, const char *name);
 
+/* Is folder that of one rank, by its manifest? Then BL_E_INPUT, and the message says which folder to name instead. BL_OK for anything
+ * else, also what cannot be read. */
+bl_status bl_rank_folder_check(const char *folder, bl_error *err);
+
 /* "rank-0000" into buf (at least 16 bytes); returns buf. */
 char *bl_rank_folder(char *buf, int rank);
 

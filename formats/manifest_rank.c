@@ -2,7 +2,9 @@
 #include "formats/manifest.h"
 
 #include "formats/manifest_read.h"
+#include "formats/output.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -176,4 +178,43 @@ const bl_manifest_tensor *bl_rank_manifest_find(const bl_rank_manifest *m, const
     return m->tensor_count
                ? bsearch(name, m->tensors, m->tensor_count, sizeof *m->tensors, name_against_tensor)
                : NULL;
+}
+
+/* What holds folder, as it may be named from here: malloc'd, NULL without memory. */
+static char *folder_above(const char *folder)
+{
+    char *plain = bl_folder_plain(folder), *slash = plain ? strrchr(plain, '/') : NULL, *above = NULL;
+    if (plain) {
+        bool dots = !strcmp(plain, ".") || !strcmp(plain, "..") || (slash && (!strcmp(slash, "/.") || !strcmp(slash, "/..")));
+        if (dots && asprintf(&above, "%s/..", plain) < 0) {
+            above = NULL;
+        } else if (!dots) {
+            above = !slash ? strdup(".") : strndup(plain, slash == plain ? 1 : (size_t)(slash - plain));
+        }
+    }
+    free(plain);
+    return above;
+}
+
+bl_status bl_rank_folder_check(const char *folder, bl_error *err)
+{
+    bl_arena arena = {0};
+    const char *path = NULL;
+    char *text = NULL;
+    size_t n;
+    bl_json root;
+    uint64_t rank = 0;
+    bl_status s = BL_OK;
+    if (bl_mread_slurp(folder, "", &arena, &path, &text, &n, NULL) == BL_OK && bl_json_parse(text, n, NULL, path, &root, NULL) == BL_OK &&
+        root.kind == BL_JSON_OBJECT && bl_json_equals(bl_json_get(root, "format"), "baleen-packed-rank") &&
+        bl_json_u64(bl_json_get(root, "rank"), &rank)) {
+        char *above = folder_above(folder);
+        s = bl_fail(err, BL_E_INPUT, folder, NULL, -1,
+                    "is the folder of rank %llu alone: name the one that holds it, %s ('baleen verify --rank %llu' proves one rank)",
+                    (unsigned long long)rank, above ? above : "above it", (unsigned long long)rank);
+        free(above);
+    }
+    free(text);
+    bl_arena_reset(&arena);
+    return s;
 }

@@ -41,6 +41,9 @@ typedef struct bl_model_options {
  * shape held against the config; draft and vision tensors are ignored. */
 bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options *options, bl_error *err);
 void bl_model_close(bl_model **m);
+/* What can be told at once of path, before a server says that it listens: that there is a folder, and no packed model for several ranks.
+ * BL_E_INPUT as bl_model_open would say it later. */
+bl_status bl_model_look(const char *path, bl_error *err);
 /* What bl_model_open would take: nothing of any payload is read, and no GPU is needed when memory (what it has free) is stated. 0 =
  * that of the GPU there is, or not known where there is none. BL_E_NOMEM, with *out filled in: it would be refused. */
 struct bl_memory_plan;

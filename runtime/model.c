@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bl_status out_of_memory(bl_error *err)
@@ -160,13 +161,32 @@ static bl_status check_whole(const bl_config *c, const char *path, bl_error *err
                    " in config.json); only a whole model can be run");
 }
 
+static bl_status check_ranks(const bl_manifest *m, const char *path, bl_error *err)
+{
+    return m->layout.ranks == 1 ? BL_OK
+                                : bl_fail(err, BL_E_INPUT, path, NULL, -1,
+                                          "was packed for %d ranks; it can be run packed for one (see baleen merge)", m->layout.ranks);
+}
+
+bl_status bl_model_look(const char *path, bl_error *err)
+{
+    struct stat st;
+    bl_manifest m;
+    bl_arena arena = {0};
+    if (stat(path, &st) != 0)
+        return bl_file_absent(path, errno, err);
+    if (!S_ISDIR(st.st_mode)) return BL_OK; /* bl_model_open says what it is */
+    bl_status s = bl_rank_folder_check(path, err);
+    if (s == BL_OK && bl_manifest_read(path, &arena, &m, NULL) == BL_OK) s = check_ranks(&m, path, err);
+    bl_arena_reset(&arena);
+    return s;
+}
+
 static bl_status check_kind(const bl_checkpoint *c, const char *path, bl_error *err)
 {
     if (c->kind == BL_SOURCE_FILE)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is a file: a model is a folder with config.json and weights");
-    if (c->kind == BL_SOURCE_PACKED && c->manifest->layout.ranks != 1)
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "was packed for %d ranks; it can be run packed for one (see baleen merge)",
-                       c->manifest->layout.ranks);
+    if (c->kind == BL_SOURCE_PACKED) BL_TRY(check_ranks(c->manifest, path, err));
     if (c->config.fp8_block_rows != 32)
         return bl_fail(err, BL_E_INPUT, path, NULL, -1, "has fp8 scales for blocks of [%d, 32]; it can be run with [32, 32] (see "
                        "baleen convert --fp8-block)", c->config.fp8_block_rows);

@@ -18,7 +18,8 @@
 
 static const char details[] =
     "MODEL is a packed model or an HF checkpoint folder; without it the demo model is served.\n"
-    "The server listens at once and says so; /health answers 503 until the model is ready, which a second line reports.\n"
+    "The server listens at once and says so, unless MODEL can be refused at a glance; /health answers 503 until the model is\n"
+    "ready, which a second line reports.\n"
     "Routes: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /server_info, /health, /metrics.\n"
     "On a GPU all memory is taken at the start by a plan: a model that does not fit is refused with the numbers, the cache gets what\n"
     "is left (up to --max-requests times --max-context tokens). --plan prints it and ends; --memory plans for a GPU that is not here.\n"
@@ -82,7 +83,9 @@ static int serve(const settings *o, sigset_t *signals)
     bl_error err;
     bl_error_clear(&err);
     double begin = seconds_now();
-    bl_status s = bl_server_start(&server, &o->server, &err);
+    bl_status s = bl_model_look(o->path, &err);
+    if (s == BL_OK)
+        s = bl_server_start(&server, &o->server, &err);
     if (s == BL_OK && pthread_create(&waiter, NULL, wait_for_signal, signals) != 0)
         s = bl_fail(&err, BL_E_NOMEM, NULL, NULL, -1, "no thread for signals");
     if (s == BL_OK) {

@@ -195,8 +195,8 @@ int cmd_convert(int argc, char **argv)
                             .cancelled = cli_interrupted, .note = on_note};
     const cli_option options[] = {
         {"to", CLI_STRING, &a.to, "FORM", "bf16, released or packed"},
-        {"keep", CLI_STRING, &a.keep, "LIST", "bf16: keep dspark, vision or both (default: neither)"},
-        {"drop", CLI_STRING, &a.drop, "LIST", "packed, released: drop dspark, vision or both (default: neither)"},
+        {"keep", CLI_STRING, &a.keep, "LIST", "bf16: keep dspark, vision or dspark,vision, which are left out otherwise"},
+        {"drop", CLI_STRING, &a.drop, "LIST", "packed, released: leave out dspark, vision or dspark,vision, which are kept otherwise"},
         {"tp", CLI_INT, &a.tp, "N", "packed: cut dense weights over N ranks"},
         {"ep", CLI_INT, &a.ep, "N", "packed: deal experts over N ranks (default 1: all of them on every rank of a stage)"},
         {"pp", CLI_INT, &a.pp, "N", "packed: deal layers over N stages"},

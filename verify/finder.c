@@ -1,7 +1,12 @@
 #include "verify/finder.h"
 
+#include "verify/digest.h"
+
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static void report(bl_finder *f, bl_finding finding)
 {
@@ -32,9 +37,58 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     report(f, (bl_finding){level, e.path, e.tensor, begin, end, e.message});
 }
 
+/* Was it reported before? */
+static bool is_repeated(bl_finder *f, const bl_error *problem)
+{
+    char text[sizeof problem->path + sizeof problem->message];
+    int n = snprintf(text, sizeof text, "%s\n%s", problem->path, problem->message);
+    bl_digest d = bl_digest_bytes(text, (uint64_t)n);
+    bool found = false;
+    pthread_mutex_lock(&f->lock);
+    for (size_t i = 0; i < f->seen_count && !found; i++) {
+        found = bl_digest_equal(&f->seen[i], &d);
+    }
+    if (!found && f->seen_count == f->seen_cap) {
+        size_t cap = f->seen_cap ? 2 * f->seen_cap : 16;
+        bl_digest *grown = realloc(f->seen, cap * sizeof *grown);
+        f->seen = grown ? grown : f->seen;
+        f->seen_cap = grown ? cap : f->seen_cap;
+    }
+    if (!found && f->seen_count < f->seen_cap) {
+        f->seen[f->seen_count++] = d;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return found;
+}
+
+void bl_finder_close(bl_finder *f)
+{
+    free(f->seen);
+    pthread_mutex_destroy(&f->lock);
+}
+
+void bl_find_absent(bl_finder *f, int level, const char *path, int errno_value, const char *listed_in)
+{
+    const char *slash = strrchr(path, '/');
+    if (errno_value != EACCES || !slash) {
+        bl_find(f, level, path, NULL, -1, -1, "is listed in %s but is not there", listed_in);
+        return;
+    }
+    bl_error e;
+    char folder[sizeof e.path];
+    bl_error_clear(&e);
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    bl_fail(&e, BL_E_INPUT, folder, NULL, -1, "cannot look into the folder: %s", strerror(errno_value));
+    f->level = level;
+    bl_finder_problem(f, &e);
+}
+
 void bl_finder_problem(void *arg, const bl_error *problem)
 {
     bl_finder *f = arg;
+    if (problem->offset < 0 && !problem->tensor[0] && is_repeated(f, problem)) {
+        return;
+    }
     int64_t end = problem->offset >= 0 ? problem->offset + 1 : -1;
     report(f, (bl_finding){f->level, problem->path, problem->tensor, problem->offset, end, problem->message});
 }

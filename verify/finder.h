@@ -10,6 +10,8 @@ typedef struct bl_finder {
     const bl_verify_options *o;
     pthread_mutex_t lock;
     size_t count;
+    bl_digest *seen; /* [seen_count]: what bl_finder_problem reported about whole files */
+    size_t seen_count, seen_cap;
     const bl_archive *archives[2]; /* that the checkpoints come from: findings name them, not what stands for them */
     int level; /* for problems that come as bl_error through bl_finder_problem */
 } bl_finder;
@@ -17,7 +19,10 @@ typedef struct bl_finder {
 /* Report one. tensor may be NULL. */
 void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int64_t begin, int64_t end, const char *fmt, ...)
     __attribute__((format(printf, 7, 8)));
-/* A bl_problem_fn: arg is the finder. */
+/* A bl_problem_fn: arg is the finder. What is wrong with a whole file is reported once, however many run into it. */
 void bl_finder_problem(void *arg, const bl_error *problem);
+/* Report that a file which is listed somewhere (a file's name) is not there; when it is only out of reach, that its folder is. */
+void bl_find_absent(bl_finder *f, int level, const char *path, int errno_value, const char *listed_in);
+void bl_finder_close(bl_finder *f);
 
 #endif

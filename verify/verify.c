@@ -7,6 +7,7 @@
 #include "verify/scales.h"
 #include "verify/signature.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,7 +109,7 @@ static void check_manifest(side *s, bl_finder *f)
         }
         struct stat st;
         if (stat(path, &st) != 0) {
-            bl_find(f, 1, path, NULL, -1, -1, "is listed in manifest.json but is not there");
+            bl_find_absent(f, 1, path, errno, "manifest.json");
         } else if ((uint64_t)st.st_size != file->bytes) {
             bl_find(f, 1, path, NULL, 0, (int64_t)st.st_size, "has %llu bytes, manifest.json says %llu",
                     (unsigned long long)st.st_size, (unsigned long long)file->bytes);
@@ -339,7 +340,7 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
     close_side(&sides[0]);
     close_side(&sides[1]);
     bl_key_destroy(&key);
-    pthread_mutex_destroy(&f.lock);
+    bl_finder_close(&f);
     report->findings = f.count;
     report->seconds = now() - start;
     return s == BL_OK && f.count ? BL_E_FINDING : s;

@@ -154,8 +154,9 @@ static bl_status from_sums(gatherer *g, bl_error *err)
         if (!bl_checkpoint_covers(g->c, name)) {
             continue;
         }
-        if (stat(file, &st) != 0 || !S_ISREG(st.st_mode)) {
-            bl_find(g->f, 3, file, NULL, -1, -1, "is listed in " BL_SUMS_NAME " but is not there");
+        bool there = stat(file, &st) == 0;
+        if (!there || !S_ISREG(st.st_mode)) {
+            bl_find_absent(g->f, 3, file, there ? ENOENT : errno, BL_SUMS_NAME);
             continue;
         }
         if (!hopeless(g, name, (uint64_t)st.st_size)) {

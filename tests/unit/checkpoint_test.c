@@ -202,7 +202,7 @@ static const breakage breakages[] = {
     {"bad_index", bad_index, INDEX "|expected a key"},
     {"page_index", page_index, INDEX "|HTML page"},
     {"folder_index", folder_index, INDEX "|a folder"},
-    {"no_index", no_index, "2 *.safetensors files but no usable " INDEX},
+    {"no_index", no_index, "2 *.safetensors files but no " INDEX},
     {"lfs_shard", lfs_shard, SHARD1 "|git-lfs pointer|sha256:77"},
     {"short_shard", short_shard, SHARD1 "|truncated"},
     {"folder_shard", folder_shard, SHARD2 "|a folder"},
