@@ -63,8 +63,9 @@ static int print_json(const cli_command *cmd, const bl_checkpoint *c, const bl_s
         if (s->kinds[k]) json_object_set_new(kinds, bl_oddity_name((bl_oddity)k), json_integer((json_int_t)s->kinds[k]));
     for (size_t i = 0; i < s->count; i++) {
         const bl_survey_item *t = &s->items[i];
-        json_t *j = json_pack("{s:s, s:s, s:o, s:o, s:s, s:I, s:I, s:I, s:I}", "level",
-                              bl_oddity_is_wrong(t->kind) ? "wrong" : "odd", "kind", bl_oddity_name(t->kind), "weight", receipt_text(t->name), "file", receipt_text(t->path), "what", t->what,
+        json_t *j = json_pack("{s:s, s:s, s:o, s:s, s:o, s:s, s:I, s:I, s:I, s:I}", "level",
+                              bl_oddity_is_wrong(t->kind) ? "wrong" : "odd", "kind", bl_oddity_name(t->kind), "weight",
+                              receipt_text(t->name), "class", bl_class_name(t->class), "file", receipt_text(t->path), "what", t->what,
                               "count", (json_int_t)t->count, "of", (json_int_t)t->of, "row", (json_int_t)t->row, "col",
                               (json_int_t)t->col);
         if (t->other) json_object_set_new(j, "same_as", receipt_text(t->other));

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { FEW = 16 }; /* one row in so many */
+
 /* What is known of a weight. */
 typedef struct record {
     bl_odd_count odd[BL_ODDITIES];
@@ -81,17 +83,22 @@ static bool is_row_kind(int kind)
     return (kind >= BL_ODD_EMPTY && kind <= BL_ODD_REPEATED_ROWS) || kind == BL_ODD_EQUAL;
 }
 
-/* Take away what means nothing in a weight of this class. */
-static void excuse(bl_class class, const bl_weight *w, record *r)
+/* Has it a row for every token, or n-gram of tokens: embeddings, Engram tables, heads? */
+static bool has_token_rows(const bl_weight *w)
+{
+    return strstr(w->slot->name, "embed") || strstr(w->slot->name, "head.");
+}
+
+/* Take away what means nothing: rows that training has hardly met may be alike, as long as they are few. */
+static void excuse(const bl_weight *w, record *r)
 {
     uint64_t rows = bl_weight_rows(w);
     if (r->odd[BL_ODD_ZERO_ROWS].count == rows && rows) {
         r->odd[BL_ODD_EMPTY] = r->odd[BL_ODD_ZERO_ROWS];
         r->odd[BL_ODD_ZERO_ROWS].count = 0;
     }
-    bool tokens = class == BL_CLASS_EMBEDDING || strstr(w->slot->name, "embed") || strstr(w->slot->name, "head.");
-    for (int k = BL_ODD_ZERO_ROWS; k <= BL_ODD_REPEATED_ROWS && tokens; k++) {
-        r->odd[k].count = 0;
+    for (int k = BL_ODD_ZERO_ROWS; k <= BL_ODD_REPEATED_ROWS && has_token_rows(w); k++) {
+        r->odd[k].count = r->odd[k].count < rows / FEW ? 0 : r->odd[k].count;
     }
 }
 
@@ -131,9 +138,8 @@ static bool is_own(const surveyor *x, size_t i)
 {
     const bl_weight *w = &x->binding->weights[i];
     const record *r = &x->records[i];
-    bool tokens = strstr(w->slot->name, "embed") || strstr(w->slot->name, "head.");
     bool alike = r->odd[BL_ODD_EMPTY].count || r->odd[BL_ODD_CONSTANT_ROWS].count + r->odd[BL_ODD_ZERO_ROWS].count == bl_weight_rows(w);
-    return bl_odd_has_rows(w) && bl_odd_group(w, false) && !w->replica && !tokens && !alike;
+    return bl_odd_has_rows(w) && bl_odd_group(w, false) && !w->replica && !has_token_rows(w) && !alike;
 }
 
 static bl_status add_equal(const surveyor *x, bl_survey *out, bl_error *err)
@@ -178,7 +184,7 @@ static bl_status report(surveyor *x, bl_arena *arena, bl_survey *out, bl_error *
     size_t room = x->binding->count; /* at most one BL_ODD_EQUAL of each */
     for (size_t i = 0; i < x->binding->count; i++) {
         const bl_weight *w = &x->binding->weights[i];
-        excuse(bl_class_of(x->c->has_config ? &x->c->config : NULL, w->slot->name), w, &x->records[i]);
+        excuse(w, &x->records[i]);
         for (int k = 0; k < BL_ODDITIES; k++) {
             room += x->records[i].odd[k].count != 0;
         }

@@ -41,8 +41,9 @@ const char *bl_oddity_name(bl_oddity kind);
 bool bl_oddity_is_wrong(bl_oddity kind);
 
 /* Look at every weight of c, also of a single file without config (bl_bind's rules where there is one, else dtypes, shapes and the
- * names of scales). Rows of embeddings, which tokens that are never used have, may be alike; so may weights of one. Everything lives in
- * arena. Fails only when a file cannot be read. */
+ * names of scales). Of embeddings, heads and Engram tables less than one row in 16 may be like others, since some tokens are never
+ * met, and they may be equal as wholes, since draft layers repeat them. Everything lives in arena. Fails only when a file cannot be
+ * read. */
 bl_status bl_survey_run(const bl_checkpoint *c, const bl_survey_options *o, bl_arena *arena, bl_survey *out, bl_error *err);
 
 #endif

@@ -123,6 +123,11 @@ def test_unused_tokens_are_no_fault(baleen, demo, tmp_path):
                                                       "head.weight": put(slice(90, 99), slice(None), 0)}))["clean"]
     j = check(baleen, plant(tmp_path / "n", demo, {"embed.weight": put(slice(None), slice(None), 0)}))
     assert j["kinds"] == {"all zero": 1}
+    name = "layers.1.engram.embed.weight"
+    rows = demo[name][1][0]
+    assert check(baleen, plant(tmp_path / "o", demo, {name: put(slice(0, rows // 16 - 1), slice(None), 0)}))["clean"]
+    j = check(baleen, plant(tmp_path / "p", demo, {name: put(slice(0, rows // 16 + 1), slice(None), 0)}))
+    assert [(i["weight"], i["kind"], i["class"]) for i in j["items"]] == [(name, "all-zero rows", "Engram tables")]
 
 
 def test_zero_blocks_are_no_fault(baleen, demo, tmp_path):
