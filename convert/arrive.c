@@ -19,8 +19,8 @@ static bl_status each_origin(const bl_job *j, const bl_piece *piece, void *arg,
                              bl_status (*each)(const bl_job *j, const bl_tensor *t, void *arg, bl_error *err), bl_error *err)
 {
     const bl_plan_tensor *pt = piece->tensor;
-    if (!pt || (pt->encode && pt->scale)) {
-        return BL_OK; /* a header; scales that are made with their codes */
+    if (!pt || pt->member_count == 0 || (pt->encode && pt->scale)) {
+        return BL_OK; /* a header; padding; scales that are made with their codes */
     }
     bl_view v = bl_plan_view(pt, piece->member);
     for (size_t i = 0; i < v.count; i++) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-static double now(void)
+double bl_bucket_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -49,24 +49,21 @@ static bl_status finish_tile(bl_bucket_job *b, const bl_tile *t, bl_error *err)
     return bl_writer_commit(&f->writer, err);
 }
 
-/* A generated text as a file of the folder. Frees text. */
-static bl_status text_file(bl_job *j, const char *name, char *text, size_t n, bl_error *err)
+bl_status bl_bucket_text_file(bl_job *j, const char *name, char *text, size_t n, bl_error *err)
 {
     bl_status s = bl_job_small_file(j, name, text, n, err);
     free(text);
     return s;
 }
 
-bl_status bl_bucket_descriptions(bl_job *j, const bl_buckets *k, bl_error *err)
+bl_status bl_bucket_flattened(bl_job *j, const bl_buckets *k, bl_error *err)
 {
     char *text;
     size_t n;
-    BL_TRY(bl_buckets_text(k, &text, &n, err));
-    BL_TRY(text_file(j, BL_BUCKETS_NAME, text, n, err));
     BL_TRY(bl_buckets_flattened(k, false, &text, &n, err));
-    BL_TRY(text_file(j, BL_BUCKETS_BYTES_NAME, text, n, err));
+    BL_TRY(bl_bucket_text_file(j, BL_BUCKETS_BYTES_NAME, text, n, err));
     BL_TRY(bl_buckets_flattened(k, true, &text, &n, err));
-    return text_file(j, BL_BUCKETS_ELEMENTS_NAME, text, n, err);
+    return bl_bucket_text_file(j, BL_BUCKETS_ELEMENTS_NAME, text, n, err);
 }
 
 static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
@@ -74,11 +71,15 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     static const bl_bucket_pass pass = {.work = write_tile, .in_order = finish_tile};
     bl_job *j = &b->job;
     const bl_config *c = &j->source->config;
+    char *text;
+    size_t n;
     BL_TRY(bl_bucket_job_stream(b, &pass, err));
     for (size_t i = 0; !j->o->no_sha256 && i < b->planned.buckets.count; i++) {
         BL_TRY(bl_job_sum(j, j->plan.files[i].name, j->files[i].digest, err));
     }
-    BL_TRY(bl_bucket_descriptions(j, &b->planned.buckets, err));
+    BL_TRY(bl_buckets_text(&b->planned.buckets, &text, &n, err));
+    BL_TRY(bl_bucket_text_file(j, BL_BUCKETS_NAME, text, n, err));
+    BL_TRY(bl_bucket_flattened(j, &b->planned.buckets, err));
     BL_TRY(bl_job_small_file(j, "config.json", c->text, c->text_bytes, err));
     const char *path = bl_job_path(j, BL_SUMS_NAME);
     return path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
@@ -111,13 +112,13 @@ static bl_status rehearse(bl_bucket_job *b, const char *dst, const bl_bucket_opt
 bl_status bl_bucket_write(const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report, bl_error *err)
 {
     bl_bucket_job b;
-    double start = now();
+    double start = bl_bucket_now();
     *report = (bl_bucket_report){0};
-    bl_status s = bl_bucket_job_open(&b, src, dst, o, report, err);
+    bl_status s = bl_bucket_job_open(&b, src, dst, o, NULL, report, err);
     if (s == BL_OK) {
         s = o->dry_run ? rehearse(&b, dst, o, err) : bl_bucket_folder(&b, dst, fill_folder, err);
     }
-    bl_bucket_job_close(&b);
-    report->seconds = now() - start;
+    bl_bucket_job_close(&b, s, err);
+    report->seconds = bl_bucket_now() - start;
     return s;
 }

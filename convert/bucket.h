@@ -3,7 +3,7 @@
 #ifndef BL_CONVERT_BUCKET_H
 #define BL_CONVERT_BUCKET_H
 
-#include "formats/buckets.h"
+#include "formats/delta.h"
 
 /* Kinds of tensors that a receiver may keep by itself. */
 #define BL_HOST_ENGRAM 1u /* Engram tables and their scales */
@@ -16,8 +16,12 @@ typedef struct bl_bucket_options {
     bool slice;     /* tensors larger than a bucket are cut by rows; else each is alone, with what it must travel with */
     unsigned host;  /* BL_HOST_ bits: not sent */
     bool no_host_digests; /* do not read what is not sent for its value digests (those of a packed model are on record) */
+    const char *base; /* a folder of buckets of an older state: write what has changed since. size, align, slice and host are then its */
+    bl_delta_encoding encoding; /* base: of what has changed */
+    int level;      /* base: of zstd, 1 to 19 */
     int jobs;       /* threads; <= 0 = chosen */
     unsigned cpu;   /* kernel capability mask */
+    uint64_t spill_max; /* bytes of an archive's compressed weights that may be unpacked as a whole */
     bool no_sha256; /* leave SHA-256 of the buckets out */
     bool dry_run;
     void (*note)(const char *text);                                    /* may be NULL */
@@ -36,6 +40,10 @@ typedef struct bl_bucket_report {
     uint64_t tensor_bytes, padding_bytes, largest, file_bytes;
     size_t host_tensors, host_digests;
     uint64_t host_bytes;
+    size_t changed;         /* base: tensors and slices that differ, in changed_buckets */
+    size_t changed_buckets;
+    uint64_t changed_bytes; /* of these tensors */
+    uint64_t delta_bytes;   /* of the delta's files */
     double seconds;
 } bl_bucket_report;
 
@@ -45,5 +53,32 @@ typedef struct bl_bucket_report {
  * written. Equal checkpoints and options give equal bytes, whatever form the source has. Peak memory does not depend on sizes. On
  * any failure dst is not there. BL_E_USAGE: with slice, a group of several weights or a vector that is larger than size. */
 bl_status bl_bucket_write(const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report, bl_error *err);
+
+/* With o->base: the delta from the buckets in that folder to those of src (formats/delta.h). Both states are read once; what is read of
+ * the base must have its digests. BL_E_INPUT: the two have not the same tensors. */
+bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report, bl_error *err);
+
+typedef struct bl_apply_options {
+    bool link; /* hard-link buckets in which nothing changes, where that can be done; they are read and proven like the others */
+    int jobs;
+    bool no_sha256;
+    void (*note)(const char *text);                                    /* may be NULL */
+    bool (*cancelled)(void);                                           /* may be NULL */
+    void (*progress)(void *progress_arg, uint64_t done, uint64_t total); /* may be NULL */
+    void *progress_arg;
+} bl_apply_options;
+
+typedef struct bl_apply_report {
+    size_t buckets, changed_buckets, linked, tensors, changed;
+    uint64_t file_bytes, linked_bytes, delta_bytes;
+    double seconds;
+} bl_apply_report;
+
+/* Make the state that delta leads to from the buckets in base, in the folder dst, which must not exist or be empty: what bl_bucket_write
+ * gives for that state, byte for byte. The base is not touched, so that a run that dies leaves an old state that is whole and no new one.
+ * Every tensor of the result is proven by its digest. BL_E_INPUT: base is not the state that the delta was made for, or either is
+ * damaged. */
+bl_status bl_bucket_apply(const char *delta, const char *base, const char *dst, const bl_apply_options *o, bl_apply_report *report,
+                          bl_error *err);
 
 #endif

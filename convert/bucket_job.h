@@ -19,10 +19,11 @@ typedef struct bl_bucket_job {
     const bl_bucket_pass *pass;
 } bl_bucket_job;
 
-/* Open src, plan its buckets, and fill in what of the report follows. Always followed by bl_bucket_job_close. */
-bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report,
-                             bl_error *err);
-void bl_bucket_job_close(bl_bucket_job *b);
+/* Open src, plan its buckets (like: bl_bucket_plan_make), and fill in what of the report follows. Always followed by bl_bucket_job_close. */
+bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst, const bl_bucket_options *o, const bl_buckets *like,
+                             bl_bucket_report *report, bl_error *err);
+/* s, err: how the job ended. */
+void bl_bucket_job_close(bl_bucket_job *b, bl_status s, bl_error *err);
 
 /* Produce the bytes of all files, and digest them; pass->work gets each tile of a bucket once it is made, on any thread,
  * pass->in_order gets it in file order. Then the description of the buckets is complete and covers the model. */
@@ -30,7 +31,17 @@ bl_status bl_bucket_job_stream(bl_bucket_job *b, const bl_bucket_pass *pass, bl_
 
 /* Make the folder dst: begun, filled, complete or not there. */
 bl_status bl_bucket_folder(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), bl_error *err);
-/* buckets.json and the two flattened forms, into the folder. */
-bl_status bl_bucket_descriptions(bl_job *j, const bl_buckets *k, bl_error *err);
+/* Have a and b the same tensors at the same places, and the same options? Else BL_E_INPUT, naming the first difference in path. */
+bl_status bl_buckets_alike(const bl_buckets *a, const bl_buckets *b, const char *path, bl_error *err);
+
+/* What describes the tensor of a segment of a bucket's tile; NULL: padding, or the header. */
+const bl_bucket_tensor *bl_bucket_entry(const bl_bucket_job *b, const bl_tile *t, const bl_segment *g);
+/* A generated text as a file of the folder. Frees text. */
+bl_status bl_bucket_text_file(bl_job *j, const char *name, char *text, size_t n, bl_error *err);
+/* Seconds of a steady clock. */
+double bl_bucket_now(void);
+
+/* The two flattened forms of metadata, into the folder. */
+bl_status bl_bucket_flattened(bl_job *j, const bl_buckets *k, bl_error *err);
 
 #endif

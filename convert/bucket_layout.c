@@ -36,18 +36,16 @@ typedef struct placer {
 } placer;
 
 /* Zeros up to the next aligned byte. */
-static bl_status add_padding(placer *p, uint64_t bytes, size_t number, bl_error *err)
+static bl_status padding(bl_arena *arena, uint64_t bytes, size_t number, bl_tensor *out, bl_error *err)
 {
     char name[40];
-    uint64_t *shape = bl_arena_alloc(p->arena, sizeof *shape);
+    uint64_t *shape = bl_arena_alloc(arena, sizeof *shape);
     snprintf(name, sizeof name, BL_BUCKETS_PAD "%zu", number);
-    char *copy = bl_arena_strndup(p->arena, name, strlen(name));
-    if (!shape || !copy) {
+    *out = (bl_tensor){.name = bl_arena_strndup(arena, name, strlen(name)), .dtype = BL_DT_U8, .ndim = 1, .shape = shape, .nbytes = bytes};
+    if (!shape || !out->name) {
         return nomem(err);
     }
     *shape = bytes;
-    p->out->plan.tensors[p->out->plan.tensor_count++] =
-        (bl_plan_tensor){.tensor = {.name = copy, .dtype = BL_DT_U8, .ndim = 1, .shape = shape, .nbytes = bytes}};
     return BL_OK;
 }
 
@@ -70,7 +68,7 @@ static bl_status fill(placer *p, size_t first, size_t count, bl_error *err)
     for (size_t i = 0; i < count; i++) {
         uint64_t aligned = bl_bucket_aligned(at, out->buckets.align);
         if (aligned > at) {
-            BL_TRY(add_padding(p, aligned - at, pads++, err));
+            BL_TRY(padding(p->arena, aligned - at, pads++, &out->plan.tensors[out->plan.tensor_count++].tensor, err));
         }
         bl_bucket_tensor *entry = &b->tensors[b->count++];
         const bl_plan_tensor *made = &p->dealt->made[p->order[i].index];
@@ -180,4 +178,26 @@ bl_status bl_bucket_lay_out(const bl_bucket_dealt *d, bl_arena *arena, bl_bucket
     plan->file_count = buckets;
     add_read(&p);
     return BL_OK;
+}
+
+bl_status bl_bucket_head(const bl_bucket *b, bl_arena *arena, bl_st_head *out, bl_error *err)
+{
+    bl_tensor *list = bl_arena_array(arena, 2 * b->count, sizeof *list);
+    uint64_t at = 0;
+    size_t n = 0, pads = 0;
+    if (!list) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < b->count; i++) {
+        const bl_tensor *t = &b->tensors[i].tensor;
+        if (t->offset > at) {
+            BL_TRY(padding(arena, t->offset - at, pads++, &list[n++], err));
+        }
+        list[n++] = *t;
+        at = t->offset + t->nbytes;
+    }
+    BL_TRY(bl_st_layout(list, n, bl_st_metadata, 1, BL_BUCKETS_MAX_ALIGN, 1, arena, out, err));
+    return out->header_bytes == b->data_offset && out->file_bytes == b->data_offset + b->nbytes
+               ? BL_OK
+               : bl_fail(err, BL_E_INPUT, b->name, NULL, -1, "its description is not of a bucket that this program would write");
 }

@@ -17,6 +17,7 @@ typedef struct item {
 typedef struct planner {
     const bl_checkpoint *c;
     const bl_bucket_options *o;
+    const bl_buckets *like; /* NULL: the options say what is not sent */
     bl_arena *arena;
     bl_bucket_plan *out;
     item *items; /* [item_count] what is sent, groups together */
@@ -90,8 +91,17 @@ static void gather_groups(planner *p)
 
 /* ---- what is sent, what is not */
 
+static int host_is(const void *name, const void *host)
+{
+    return strcmp(name, ((const bl_host_tensor *)host)->tensor.name);
+}
+
 static bool is_host(const planner *p, const bl_plan_tensor *t)
 {
+    if (p->like) {
+        return p->like->host_count &&
+               bsearch(t->tensor.name, p->like->host, p->like->host_count, sizeof *p->like->host, host_is);
+    }
     const bl_slot *s = t->members[0].pieces->slot;
     return (s->kind == BL_SLOT_TABLE && (p->o->host & BL_HOST_ENGRAM)) ||
            (s->group == BL_GROUP_DSPARK && (p->o->host & BL_HOST_DSPARK)) ||
@@ -368,12 +378,12 @@ static bl_status make_whole_plan(const bl_checkpoint *c, const bl_binding *b, bl
     return *all ? BL_OK : nomem(err);
 }
 
-bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, bl_arena *arena,
+bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like, bl_arena *arena,
                               bl_bucket_plan *out, bl_error *err)
 {
     bl_plan whole;
     bl_plan_tensor **all;
-    planner p = {.c = c, .o = o, .arena = arena, .out = out};
+    planner p = {.c = c, .o = o, .like = like, .arena = arena, .out = out};
     *out = (bl_bucket_plan){.buckets = {.writer = "baleen " BL_VERSION, .size = o->size, .align = o->align, .slice = o->slice}};
     BL_TRY(make_whole_plan(c, b, arena, &whole, &all, err));
     out->plan = whole;

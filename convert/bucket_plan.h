@@ -16,8 +16,8 @@ typedef struct bl_bucket_plan {
     size_t name_count;
 } bl_bucket_plan;
 
-/* Plan the buckets of c, whose binding is b. All lives in arena and borrows from c and b. */
-bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, bl_arena *arena,
+/* Plan the buckets of c, whose binding is b. What is kept by the receiver is what like, which may be NULL, has so. All lives in arena and borrows from c and b. */
+bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like, bl_arena *arena,
                               bl_bucket_plan *out, bl_error *err);
 
 /* Tensors and slices in buckets, but not yet at places. */
@@ -31,6 +31,9 @@ typedef struct bl_bucket_dealt {
 
 /* Give everything its place: out's plan files and tensors, its entries and hosts, its description of the buckets. */
 bl_status bl_bucket_lay_out(const bl_bucket_dealt *dealt, bl_arena *arena, bl_bucket_plan *out, bl_error *err);
+
+/* The header of the file of a bucket whose places are known. */
+bl_status bl_bucket_head(const bl_bucket *b, bl_arena *arena, bl_st_head *out, bl_error *err);
 
 /* What keeps a weight from being sent without others: weights of equal text travel together. Into buf of cap bytes; returns buf. */
 char *bl_bucket_group(char *buf, size_t cap, const char *weight);

@@ -372,8 +372,7 @@ static void fill_report(const bl_job *j, bl_convert_report *r)
     r->source_ranks = j->source->manifest ? j->source->manifest->layout.ranks : 0;
 }
 
-/* Refuse a folder that would lie in the source: a proven model would hold what its SHA256SUMS does not list. */
-static bl_status check_place(const char *src, const char *dst, bl_error *err)
+bl_status bl_job_place(const char *src, const char *dst, bl_error *err)
 {
     char *plain = bl_folder_plain(dst), *slash = plain ? strrchr(plain, '/') : NULL;
     if (!plain) {
@@ -396,7 +395,7 @@ static bl_status check_place(const char *src, const char *dst, bl_error *err)
 
 bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err)
 {
-    BL_TRY(check_place(src, dst, err));
+    BL_TRY(bl_job_place(src, dst, err));
     char *spill = bl_archive_spill(dst);
     const bl_archive_options archives = {.spill = spill, .spill_max = j->o->spill_max, .cancelled = j->o->cancelled};
     const bl_checkpoint_options any = {.any_generation = true, .archives = spill ? &archives : NULL};

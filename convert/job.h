@@ -59,6 +59,8 @@ typedef struct bl_job {
     bl_arena arena;
 } bl_job;
 
+/* Refuse (BL_E_USAGE) a folder dst that would lie in src: a proven model would hold what its SHA256SUMS does not list. */
+bl_status bl_job_place(const char *src, const char *dst, bl_error *err);
 /* Open the source (a folder, or an archive of one, unpacked beside dst where needed); dst must not lie in it. */
 bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err);
 /* Bind the source's tensors, its scales looked at; the first problem is the result. */

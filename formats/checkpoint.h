@@ -12,7 +12,8 @@ typedef enum bl_source_kind {
     BL_SOURCE_FILE = 1, /* one safetensors file, no config */
     BL_SOURCE_HF,       /* folder: config.json, *.safetensors, model.safetensors.index.json */
     BL_SOURCE_PACKED,   /* folder: manifest.json, rank-NNNN/ */
-    BL_SOURCE_BUCKETS   /* folder: buckets.json; no checkpoint, but proven by verify */
+    BL_SOURCE_BUCKETS,  /* folder: buckets.json; no checkpoint, but proven by verify */
+    BL_SOURCE_DELTA     /* folder: delta.json; likewise */
 } bl_source_kind;
 
 typedef struct bl_source_file {

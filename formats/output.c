@@ -137,6 +137,21 @@ bl_status bl_output_write(bl_output *o, const void *data, uint64_t n, uint64_t o
     return BL_OK;
 }
 
+bl_status bl_output_read(const bl_output *o, void *data, uint64_t n, uint64_t offset, bl_error *err)
+{
+    for (uint64_t done = 0; done < n;) {
+        ssize_t got = pread(o->fd, (char *)data + done, (size_t)(n - done < WRITE_PIECE ? n - done : WRITE_PIECE), (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return bl_fail_errno(err, got < 0 ? errno : EIO, 0, o->path, "cannot read back");
+        }
+        done += (uint64_t)got;
+    }
+    return BL_OK;
+}
+
 int bl_output_fd(const bl_output *o)
 {
     return o->fd;

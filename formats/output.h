@@ -14,6 +14,8 @@ typedef struct bl_output bl_output;
 bl_status bl_output_open(bl_output **out, const char *path, uint64_t size, bl_error *err);
 /* Write all n bytes at offset; thread-safe for disjoint ranges. */
 bl_status bl_output_write(bl_output *o, const void *data, uint64_t n, uint64_t offset, bl_error *err);
+/* Read back n bytes that were written at offset. */
+bl_status bl_output_read(const bl_output *o, void *data, uint64_t n, uint64_t offset, bl_error *err);
 int bl_output_fd(const bl_output *o); /* borrowed; for copy_file_range and O_DIRECT experts */
 /* fsync, rename to path, fsync the folder; frees *o. On failure the temporary file is removed. */
 bl_status bl_output_commit(bl_output **o, bl_error *err);

@@ -18,7 +18,15 @@ static const char details[] =
     "as SRC has them: a BF16 cast gives BF16 buckets, a release or a packed model its codes with raw scales.\n"
     "Engram tables stay with the receiver, unless --host-owned none: buckets.json has their value digests, which are those of\n"
     "packed models, so that the receiver can prove what it holds. Each tensor of the model is sent or kept, or nothing is written.\n"
-    "DST appears complete or not at all; 'baleen verify DST' proves it.\n";
+    "\n"
+    "--base BASE: DST gets what turns the buckets in BASE, an older state of the same model, into those of SRC: a stream for each\n"
+    "tensor that has changed, the exclusive or of old and new bytes or the ranges of rows that changed, in zstd; target.json,\n"
+    "the new buckets.json; delta.json. Buckets have the size, the alignment and the tensors of BASE.\n"
+    "--apply DELTA BASE DST makes the new state in DST, byte for byte what 'baleen bucket SRC' writes. BASE must be the state that\n"
+    "DELTA was made for, by its digests, and is left alone: applied twice, an exclusive or gives the old bytes again, so that a run\n"
+    "that died in place would leave something that nobody could tell. --link spends no room on buckets that stay the same.\n"
+    "\n"
+    "DST appears complete or not at all; 'baleen verify DST' proves buckets and deltas.\n";
 
 /* "engram,dspark" -> BL_HOST_ bits; false on anything else. */
 static bool parse_host(const char *text, unsigned *bits)
@@ -131,68 +139,180 @@ static void on_note(const char *text)
     fprintf(stderr, "baleen bucket: note: %s\n", text);
 }
 
+/* ---- deltas */
+
+static int print_delta_json(const char *src, const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
+{
+    return receipt_print("baleen bucket",
+                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket", "source",
+                                   receipt_text(src), "base", receipt_text(o->base), "destination", receipt_text(dst), "dry_run",
+                                   o->dry_run, "encoding", bl_delta_encoding_name(o->encoding), "buckets", (json_int_t)r->buckets,
+                                   "tensors", (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "changed_buckets",
+                                   (json_int_t)r->changed_buckets, "changed_tensors", (json_int_t)r->changed, "changed_bytes",
+                                   (json_int_t)r->changed_bytes, "delta_bytes", (json_int_t)r->delta_bytes, "sha256", !o->no_sha256,
+                                   "seconds", r->seconds));
+}
+
+static void print_delta_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
+{
+    if (o->dry_run) {
+        printf("would write %s: %zu tensors in %zu buckets, %.3f GB, to be compared with %s\n", dst, r->tensors, r->buckets,
+               (double)r->tensor_bytes * 1e-9, o->base);
+        return;
+    }
+    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB, %.1f s, %.2f GB/s compared\n", dst, r->changed,
+           r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9, r->seconds,
+           (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+}
+
+static int apply(const cli_command *c, const char *delta, const char *base, const char *dst, const bl_apply_options *given, bool json)
+{
+    bl_apply_options o = *given;
+    bl_apply_report r;
+    bl_error err;
+    bl_error_clear(&err);
+    cli_catch_signals();
+    cli_progress *progress = cli_progress_begin("applying", json);
+    o.progress = cli_progress_update;
+    o.progress_arg = progress;
+    bl_status s = bl_bucket_apply(delta, base, dst, &o, &r, &err);
+    cli_progress_end(&progress);
+    if (s == BL_OK && json) {
+        return receipt_print("baleen bucket",
+                             json_pack("{s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket", "delta",
+                                       receipt_text(delta), "base", receipt_text(base), "destination", receipt_text(dst), "buckets",
+                                       (json_int_t)r.buckets, "tensors", (json_int_t)r.tensors, "changed_buckets",
+                                       (json_int_t)r.changed_buckets, "changed_tensors", (json_int_t)r.changed, "delta_bytes",
+                                       (json_int_t)r.delta_bytes, "file_bytes", (json_int_t)r.file_bytes, "linked_buckets",
+                                       (json_int_t)r.linked, "linked_bytes", (json_int_t)r.linked_bytes, "sha256", !o.no_sha256, "seconds",
+                                       r.seconds));
+    }
+    if (s == BL_OK) {
+        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked, %.1f s, %.2f GB/s\n", dst, r.changed,
+               r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked, r.seconds,
+               (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
+    }
+    return cli_report(c->program, s, &err);
+}
+
+/* ---- the command */
+
+#define NOT_GIVEN UINT64_MAX /* a size */
+
+/* What was given as text. */
+typedef struct given {
+    const char *oversize, *host, *apply, *encoding, *cpu;
+    int64_t jobs, level;
+    bool link, json;
+} given;
+
+/* -1, or the exit status of what does not go together. */
+static int check_options(const cli_command *c, const given *g, bl_bucket_options *o)
+{
+    bool layout = o->size != NOT_GIVEN || o->align != NOT_GIVEN || g->oversize || g->host;
+    if (g->apply && (layout || o->base || g->encoding || g->level || o->dry_run || o->no_host_digests)) {
+        return cli_usage_error(c, "with --apply go --link, --jobs, --no-sha256 and --json");
+    }
+    if (o->base && layout) {
+        return cli_usage_error(c, "--size, --align, --oversize and --host-owned are those of --base");
+    }
+    if ((g->encoding || g->level) && !o->base) {
+        return cli_usage_error(c, "--encoding and --level go with --base");
+    }
+    if (g->link && !g->apply) {
+        return cli_usage_error(c, "--link goes with --apply");
+    }
+    if (g->encoding && strcmp(g->encoding, "xor") && strcmp(g->encoding, "ranges")) {
+        return cli_usage_error(c, "--encoding takes xor or ranges, not '%.40s'", g->encoding);
+    }
+    if (g->level < 0 || g->level > 19) {
+        return cli_usage_error(c, "--level takes 1 to 19");
+    }
+    if (g->oversize && strcmp(g->oversize, "alone") && strcmp(g->oversize, "slice")) {
+        return cli_usage_error(c, "--oversize takes alone or slice, not '%.40s'", g->oversize);
+    }
+    if (g->host && !parse_host(g->host, &o->host)) {
+        return cli_usage_error(c, "--host-owned takes some of engram, dspark, vision, or none, not '%.60s'", g->host);
+    }
+    if (g->jobs < 0 || g->jobs > 1024) {
+        return cli_usage_error(c, "--jobs takes 1 to 1024");
+    }
+    o->size = o->size != NOT_GIVEN ? o->size : (uint64_t)512 << 20;
+    o->align = o->align != NOT_GIVEN ? o->align : 256;
+    o->slice = g->oversize && !strcmp(g->oversize, "slice");
+    o->encoding = g->encoding && !strcmp(g->encoding, "ranges") ? BL_DELTA_RANGES : BL_DELTA_XOR;
+    o->level = g->level ? (int)g->level : 1;
+    o->jobs = (int)g->jobs;
+    if (o->size == 0 || o->size > (uint64_t)1 << 50) {
+        return cli_usage_error(c, "--size takes 1 to 2^50 bytes");
+    }
+    if (o->align == 0 || o->align > BL_BUCKETS_MAX_ALIGN || (o->align & (o->align - 1)) != 0) {
+        return cli_usage_error(c, "--align takes a power of two up to %u", BL_BUCKETS_MAX_ALIGN);
+    }
+    return -1;
+}
+
+/* Buckets, or with base a delta. */
+static int deal(const cli_command *c, const char *src, const char *dst, bl_bucket_options *o, bool json)
+{
+    cli_catch_signals();
+    cli_progress *progress = cli_progress_begin(o->base ? "comparing" : "dealing", json);
+    o->progress = cli_progress_update;
+    o->progress_arg = progress;
+    plan_output plan = {.json = json};
+    o->on_plan = on_plan;
+    o->plan_arg = &plan;
+    bl_bucket_report report;
+    bl_error err;
+    bl_error_clear(&err);
+    bl_status s = o->base ? bl_bucket_delta(src, dst, o, &report, &err) : bl_bucket_write(src, dst, o, &report, &err);
+    cli_progress_end(&progress);
+    if (s == BL_OK && json) {
+        return o->base ? print_delta_json(src, dst, o, &report) : print_json(src, dst, o, &report, plan.plan);
+    }
+    json_decref(plan.plan);
+    if (s == BL_OK && o->base) {
+        print_delta_text(dst, o, &report);
+    } else if (s == BL_OK) {
+        print_text(dst, o, &report);
+    }
+    return cli_report(c->program, s, &err);
+}
+
 int cmd_bucket(int argc, char **argv)
 {
-    const char *cpu = NULL, *oversize = NULL, *host = NULL, *args[2];
-    int64_t jobs = 0;
-    bool json = false;
+    const char *args[2];
+    given g = {0};
     int count;
-    bl_bucket_options o = {.size = (uint64_t)512 << 20, .align = 256, .host = BL_HOST_ENGRAM, .note = on_note,
-                           .cancelled = cli_interrupted};
+    bl_bucket_options o = {.size = NOT_GIVEN, .align = NOT_GIVEN, .host = BL_HOST_ENGRAM, .spill_max = BL_SPILL_MAX, .note = on_note, .cancelled = cli_interrupted};
     const cli_option options[] = {
         {"size", CLI_SIZE, &o.size, "SIZE", "most bytes of a bucket (default 512MiB)"},
         {"align", CLI_SIZE, &o.align, "BYTES", "of every tensor in its bucket: a power of two up to 4096 (default 256; 1: no padding)"},
-        {"oversize", CLI_STRING, &oversize, "HOW", "tensors larger than a bucket: alone (default) or slice (by rows)"},
-        {"host-owned", CLI_STRING, &host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
+        {"oversize", CLI_STRING, &g.oversize, "HOW", "tensors larger than a bucket: alone (default) or slice (by rows)"},
+        {"host-owned", CLI_STRING, &g.host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
         {"no-host-digests", CLI_FLAG, &o.no_host_digests, NULL, "do not read what is not sent for its value digests"},
-        {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
-        {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
+        {"base", CLI_STRING, &o.base, "BASE", "write what has changed since the buckets in BASE"},
+        {"encoding", CLI_STRING, &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
+        {"level", CLI_INT, &g.level, "N", "base: of zstd, 1 (default) to 19"},
+        {"apply", CLI_STRING, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
+        {"link", CLI_FLAG, &g.link, NULL, "apply: hard-link buckets that stay the same"},
+        {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
+        {"jobs", CLI_INT, &g.jobs, "N", "threads (default: twice the CPUs)"},
+        {"cpu", CLI_STRING, &g.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of the buckets out"},
         {"dry-run", CLI_FLAG, &o.dry_run, NULL, "print the plan and check the free space, write nothing"},
-        {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
+        {"json", CLI_FLAG, &g.json, NULL, "print a receipt as JSON"},
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command c = {"baleen bucket", "SRC DST [options]",
                            "Deal a checkpoint (HF folder, packed model, or an archive of one) to weight-sync buckets.", details, options,
                            2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
+    if (rc >= 0 || (rc = cli_cpu(&c, g.cpu, &o.cpu)) != 0 || (rc = check_options(&c, &g, &o)) >= 0) {
         return rc;
     }
-    if (o.size == 0 || o.size > (uint64_t)1 << 50) {
-        return cli_usage_error(&c, "--size takes 1 to 2^50 bytes");
+    if (g.apply) {
+        const bl_apply_options a = {.link = g.link, .jobs = o.jobs, .no_sha256 = o.no_sha256, .note = on_note, .cancelled = cli_interrupted};
+        return apply(&c, g.apply, args[0], args[1], &a, g.json);
     }
-    if (o.align == 0 || o.align > BL_BUCKETS_MAX_ALIGN || (o.align & (o.align - 1)) != 0) {
-        return cli_usage_error(&c, "--align takes a power of two up to %u", BL_BUCKETS_MAX_ALIGN);
-    }
-    if (oversize && strcmp(oversize, "alone") && strcmp(oversize, "slice")) {
-        return cli_usage_error(&c, "--oversize takes alone or slice, not '%.40s'", oversize);
-    }
-    if (host && !parse_host(host, &o.host)) {
-        return cli_usage_error(&c, "--host-owned takes some of engram, dspark, vision, or none, not '%.60s'", host);
-    }
-    if (jobs < 0 || jobs > 1024) {
-        return cli_usage_error(&c, "--jobs takes 1 to 1024");
-    }
-    o.slice = oversize && !strcmp(oversize, "slice");
-    o.jobs = (int)jobs;
-    cli_catch_signals();
-    cli_progress *progress = cli_progress_begin("dealing", json);
-    o.progress = cli_progress_update;
-    o.progress_arg = progress;
-    plan_output plan = {.json = json};
-    o.on_plan = on_plan;
-    o.plan_arg = &plan;
-    bl_bucket_report report;
-    bl_error err;
-    bl_error_clear(&err);
-    bl_status s = bl_bucket_write(args[0], args[1], &o, &report, &err);
-    cli_progress_end(&progress);
-    if (s == BL_OK && json) {
-        return print_json(args[0], args[1], &o, &report, plan.plan);
-    }
-    json_decref(plan.plan);
-    if (s == BL_OK) {
-        print_text(args[1], &o, &report);
-    }
-    return cli_report(c.program, s, &err);
+    return deal(&c, args[0], args[1], &o, g.json);
 }

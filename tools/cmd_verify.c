@@ -97,7 +97,7 @@ static void on_note(void *arg, const char *text)
 
 static const char *kind_name(bl_source_kind k)
 {
-    return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : k == BL_SOURCE_BUCKETS ? "buckets" : "hf";
+    return k == BL_SOURCE_FILE ? "file" : k == BL_SOURCE_PACKED ? "packed" : k == BL_SOURCE_BUCKETS ? "buckets" : k == BL_SOURCE_DELTA ? "delta" : "hf";
 }
 
 static const char *trust_name(bl_trust t)
@@ -144,7 +144,7 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
     }
     printf(" at level %d: %zu tensors in %zu files", o->level, r->tensors, r->files);
     if (o->level >= 3) {
-        printf(", %zu files by SHA-256, %zu %s", r->files_hashed, r->chunks, r->kind == BL_SOURCE_BUCKETS ? "tensors by XXH3-128" : "chunks");
+        printf(", %zu files by SHA-256, %zu %s", r->files_hashed, r->chunks, r->kind >= BL_SOURCE_BUCKETS ? "tensors by XXH3-128" : "chunks");
     }
     if (r->files_hub) {
         printf(", %zu of them as Hugging Face records them", r->files_hub);

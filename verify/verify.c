@@ -1,6 +1,6 @@
 #include "verify/verify.h"
 
-#include "formats/buckets.h"
+#include "formats/delta.h"
 #include "verify/bucket_proof.h"
 #include "verify/companions.h"
 #include "verify/compare.h"
@@ -333,7 +333,9 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
         bl_key_name(key, report->signer);
     }
     pthread_mutex_init(&f.lock, NULL);
-    bl_status s = bl_buckets_recognise(path) ? bl_buckets_prove(path, &f, key, report, err) : verify(path, &f, sides, key, report, err);
+    bl_status s = bl_buckets_recognise(path) ? bl_buckets_prove(path, &f, key, report, err)
+                  : bl_delta_recognise(path) ? bl_delta_prove(path, &f, key, report, err)
+                                             : verify(path, &f, sides, key, report, err);
     for (size_t i = 0; s != BL_OK && i < 2; i++) {
         bl_archive_show(f.archives[i], err);
     }

@@ -3,6 +3,7 @@ import json
 import random
 import re
 import shutil
+import tarfile
 
 import pytest
 
@@ -116,6 +117,16 @@ def test_earlier_generations(baleen, tmp_path, kind):
     for how in ("alone", "slice"):
         make(baleen, src, tmp_path / how, "--size", "400KB", "--oversize", how)
         check(src, tmp_path / how)
+
+
+@pytest.mark.parametrize("options", [[], ["--spill", "0"]])
+def test_out_of_a_compressed_archive(baleen, tmp_path, options):
+    """Also where weights come in the archive's order, in a second reading."""
+    with tarfile.open(tmp_path / "demo.tar.gz", "w:gz") as t:
+        t.add(DEMO, "demo")
+    make(baleen, DEMO, tmp_path / "a", "--size", "500KB", "--oversize", "slice")
+    make(baleen, tmp_path / "demo.tar.gz", tmp_path / "b", "--size", "500KB", "--oversize", "slice", *options)
+    same(tmp_path / "a", tmp_path / "b")
 
 
 def test_what_travels_together(baleen, tmp_path):

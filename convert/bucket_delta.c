@@ -1,0 +1,352 @@
+/* Making the delta between two states of a model's buckets. */
+#include "convert/bucket_diff.h"
+#include "convert/bucket_job.h"
+
+#include "formats/names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One bucket: the old one beside the new one that is being produced, and what has come of it. */
+typedef struct lane {
+    bl_file *file;
+    bl_reader *reader;
+    bl_hasher *before; /* of the tensor, as the old bucket has it */
+    bl_hasher *stream; /* of the stream that is being written */
+    bl_diff *diff;
+    bl_output *spool;  /* streams, until it is known what the header must say */
+    uint64_t spooled;
+    bl_delta_tensor *tensors; /* [count] */
+    size_t count, cap;
+} lane;
+
+typedef struct delta_job {
+    bl_bucket_job b; /* first: the passes get a pointer to it */
+    const bl_bucket_options *o;
+    bl_bucket_report *report;
+    bl_arena arena; /* of the base's description */
+    bl_buckets base;
+    bl_digest base_digest;
+    lane *lanes; /* [buckets] */
+    bl_delta delta;
+} delta_job;
+
+static bl_status nomem(bl_error *err)
+{
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for a delta");
+}
+
+/* ---- streams wait in a file beside the delta's */
+
+/* Compressed bytes of the lane's tensor. */
+static bl_status to_spool(void *arg, const void *data, size_t n, bl_error *err)
+{
+    lane *l = arg;
+    BL_TRY(bl_output_write(l->spool, data, n, l->spooled, err));
+    l->spooled += n;
+    bl_hasher_update(l->stream, data, n);
+    return BL_OK;
+}
+
+static bl_status open_lane(delta_job *d, size_t i, bl_error *err)
+{
+    lane *l = &d->lanes[i];
+    const bl_bucket *b = &d->base.buckets[i];
+    char name[40];
+    const char *path = bl_path_join(&d->b.job.arena, d->o->base, b->name);
+    snprintf(name, sizeof name, "spool-%05zu", i + 1);
+    const char *spool = bl_job_path(&d->b.job, name);
+    if (!path || !spool) {
+        return nomem(err);
+    }
+    BL_TRY(bl_file_open(&l->file, path, err));
+    if (bl_file_size(l->file) != b->data_offset + b->nbytes) {
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "has %llu bytes, not the %llu of its description",
+                       (unsigned long long)bl_file_size(l->file), (unsigned long long)(b->data_offset + b->nbytes));
+    }
+    BL_TRY(bl_reader_open(&l->reader, l->file, err));
+    BL_TRY(bl_hasher_create(&l->before, err));
+    BL_TRY(bl_hasher_create(&l->stream, err));
+    BL_TRY(bl_diff_create(&l->diff, d->o->encoding, d->o->level, to_spool, l, err));
+    return bl_output_open(&l->spool, spool, 0, err);
+}
+
+static void close_lane(lane *l)
+{
+    bl_reader_close(&l->reader);
+    bl_file_close(&l->file);
+    bl_hasher_destroy(&l->before);
+    bl_hasher_destroy(&l->stream);
+    bl_diff_destroy(&l->diff);
+    bl_output_abort(&l->spool);
+}
+
+/* ---- comparing */
+
+/* The old bytes beside a tile of the new: in its scratch, which producing has no more use for. */
+static bl_status read_base(bl_bucket_job *b, const bl_tile *t, bl_error *err)
+{
+    delta_job *d = (delta_job *)(void *)b;
+    lane *l = &d->lanes[t->lane];
+    const uint8_t *data;
+    bl_status s = BL_OK;
+    pthread_mutex_lock(&b->job.lock);
+    if (!l->reader) {
+        s = open_lane(d, t->lane, err);
+    }
+    pthread_mutex_unlock(&b->job.lock);
+    BL_TRY(s);
+    return bl_reader_read(l->reader, t->scratch, t->nbytes, t->offset, &data, err);
+}
+
+/* A tensor of the bucket ends: note it if it has changed. */
+static bl_status end_tensor(delta_job *d, lane *l, const bl_bucket_tensor *before, const bl_bucket_tensor *after, bl_error *err)
+{
+    bl_digest seen = bl_hasher_final(l->before);
+    uint64_t bytes, offset = l->count ? l->tensors[l->count - 1].offset + l->tensors[l->count - 1].nbytes : 0;
+    BL_TRY(bl_diff_end(l->diff, &bytes, err));
+    if (!bl_digest_equal(&seen, &before->digest)) {
+        return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), before->tensor.name, -1, "differs from its digest: the base is damaged");
+    }
+    if (bytes == 0) {
+        return BL_OK;
+    }
+    if (l->count == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 64;
+        bl_delta_tensor *grown = realloc(l->tensors, cap * sizeof *grown);
+        if (!grown) {
+            return nomem(err);
+        }
+        l->tensors = grown;
+        l->cap = cap;
+    }
+    l->tensors[l->count++] = (bl_delta_tensor){.name = after->tensor.name,
+                                               .offset = offset,
+                                               .nbytes = l->spooled - offset,
+                                               .bytes = bytes,
+                                               .digest = bl_hasher_final(l->stream),
+                                               .base = before->digest,
+                                               .target = after->digest};
+    pthread_mutex_lock(&d->b.job.lock);
+    d->report->changed++;
+    d->report->changed_bytes += after->tensor.nbytes;
+    pthread_mutex_unlock(&d->b.job.lock);
+    return BL_OK;
+}
+
+/* Bytes of a row of a matrix; anything else has none. */
+static uint64_t row_bytes(const bl_tensor *t)
+{
+    return t->ndim >= 2 && t->shape[0] ? t->nbytes / t->shape[0] : 64;
+}
+
+/* ---- the delta's file of a bucket */
+
+typedef struct assembly {
+    bl_output *out;
+    bl_sha256 *sha256; /* NULL: not wanted */
+    bl_hasher *data;
+    uint64_t at;
+} assembly;
+
+static bl_status put(assembly *a, const void *bytes, uint64_t n, bl_error *err)
+{
+    BL_TRY(bl_output_write(a->out, bytes, n, a->at, err));
+    a->at += n;
+    if (a->sha256) {
+        bl_sha256_update(a->sha256, bytes, n);
+    }
+    return BL_OK;
+}
+
+/* Header and streams, a piece at a time. */
+static bl_status put_all(assembly *a, const lane *l, const bl_st_head *head, uint8_t *buf, uint64_t room, bl_error *err)
+{
+    for (uint64_t n; a->at < head->header_bytes;) {
+        n = head->header_bytes - a->at < room ? head->header_bytes - a->at : room;
+        bl_st_head_copy(head, a->at, n, buf);
+        BL_TRY(put(a, buf, n, err));
+    }
+    for (uint64_t done = 0, n; done < l->spooled; done += n) {
+        n = l->spooled - done < room ? l->spooled - done : room;
+        BL_TRY(bl_output_read(l->spool, buf, n, done, err));
+        BL_TRY(put(a, buf, n, err));
+        bl_hasher_update(a->data, buf, n);
+    }
+    return BL_OK;
+}
+
+/* One U8 tensor for each stream. */
+static bl_status lay_out(const lane *l, bl_arena *arena, bl_st_head *head, bl_error *err)
+{
+    bl_tensor *tensors = bl_arena_array(arena, l->count, sizeof *tensors);
+    uint64_t *shapes = bl_arena_array(arena, l->count, sizeof *shapes);
+    if (!tensors || !shapes) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        shapes[i] = l->tensors[i].nbytes;
+        tensors[i] = (bl_tensor){.name = l->tensors[i].name, .dtype = BL_DT_U8, .ndim = 1, .shape = &shapes[i]};
+    }
+    return bl_st_layout(tensors, l->count, bl_st_metadata, 1, BL_BUCKETS_MAX_ALIGN, 1, arena, head, err);
+}
+
+static bl_status write_file(delta_job *d, const lane *l, const char *path, const bl_st_head *head, bl_delta_file *f, uint8_t sha256[32],
+                            bl_error *err)
+{
+    enum { PIECE = 1 << 20 };
+    assembly a = {0};
+    uint8_t *buf = malloc(PIECE);
+    bl_status s = buf ? bl_output_open(&a.out, path, head->file_bytes, err) : nomem(err);
+    s = s == BL_OK ? bl_hasher_create(&a.data, err) : s;
+    s = s == BL_OK && !d->b.job.o->no_sha256 ? bl_sha256_create(&a.sha256, err) : s;
+    s = s == BL_OK ? put_all(&a, l, head, buf, PIECE, err) : s;
+    s = s == BL_OK && a.sha256 ? bl_sha256_final(a.sha256, sha256, err) : s;
+    if (s == BL_OK) {
+        f->data_offset = head->header_bytes;
+        f->nbytes = l->spooled;
+        f->digest = bl_hasher_final(a.data);
+        s = bl_output_commit(&a.out, err);
+    }
+    bl_output_abort(&a.out);
+    bl_hasher_destroy(&a.data);
+    bl_sha256_destroy(&a.sha256);
+    free(buf);
+    return s;
+}
+
+/* The bucket has ended. */
+static bl_status finish_lane(delta_job *d, size_t index, bl_error *err)
+{
+    lane *l = &d->lanes[index];
+    bl_delta_file *f = &d->delta.files[index];
+    bl_arena arena = {0};
+    bl_st_head head;
+    char name[32];
+    uint8_t sha256[32];
+    bl_status s = BL_OK;
+    if (l->count) {
+        pthread_mutex_lock(&d->b.job.lock); /* of the arena */
+        f->name = bl_arena_strndup(&d->b.job.arena, bl_delta_file_name(name, index), strlen(bl_delta_file_name(name, index)));
+        const char *path = bl_job_path(&d->b.job, name);
+        pthread_mutex_unlock(&d->b.job.lock);
+        f->bucket = index;
+        f->tensors = l->tensors;
+        f->count = l->count;
+        s = f->name && path ? lay_out(l, &arena, &head, err) : nomem(err);
+        s = s == BL_OK ? write_file(d, l, path, &head, f, sha256, err) : s;
+        pthread_mutex_lock(&d->b.job.lock);
+        d->report->changed_buckets++;
+        d->report->delta_bytes += s == BL_OK ? head.file_bytes : 0;
+        s = s == BL_OK && !d->b.job.o->no_sha256 ? bl_job_sum(&d->b.job, f->name, sha256, err) : s;
+        pthread_mutex_unlock(&d->b.job.lock);
+        bl_arena_reset(&arena);
+    }
+    close_lane(l);
+    return s;
+}
+
+static bl_status compare(bl_bucket_job *b, const bl_tile *t, bl_error *err)
+{
+    delta_job *d = (delta_job *)(void *)b;
+    lane *l = &d->lanes[t->lane];
+    const bl_bucket *before = &d->base.buckets[t->lane], *after = &b->planned.buckets.buckets[t->lane];
+    const uint8_t *new = t->data, *old = t->scratch + t->offset % BL_IO_ALIGN;
+    for (size_t i = 0; i < t->segment_count; new += t->segments[i].nbytes, old += t->segments[i++].nbytes) {
+        const bl_segment *g = &t->segments[i];
+        const bl_bucket_tensor *entry = bl_bucket_entry(b, t, g);
+        if (!entry) {
+            continue;
+        }
+        bl_hasher_update(l->before, old, g->nbytes);
+        BL_TRY(bl_diff_add(l->diff, old, new, g->offset, g->nbytes, row_bytes(&entry->tensor), err));
+        if (g->offset + g->nbytes == entry->tensor.nbytes) {
+            BL_TRY(end_tensor(d, l, &before->tensors[entry - after->tensors], entry, err));
+        }
+    }
+    return t->last ? finish_lane(d, t->lane, err) : BL_OK;
+}
+
+/* ---- the folder */
+
+/* Files of buckets without a change are none. */
+static void keep_changed(bl_delta *delta, size_t buckets)
+{
+    delta->count = 0;
+    for (size_t i = 0; i < buckets; i++) {
+        if (delta->files[i].count) {
+            delta->files[delta->count++] = delta->files[i];
+        }
+    }
+}
+
+static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
+{
+    static const bl_bucket_pass pass = {.work = read_base, .in_order = compare};
+    delta_job *d = (delta_job *)(void *)b;
+    bl_job *j = &b->job;
+    const bl_config *c = &j->source->config;
+    char *text;
+    size_t n;
+    BL_TRY(bl_bucket_job_stream(b, &pass, err));
+    keep_changed(&d->delta, b->planned.buckets.count);
+    BL_TRY(bl_buckets_text(&b->planned.buckets, &text, &n, err));
+    d->delta.target = bl_digest_bytes(text, n);
+    BL_TRY(bl_bucket_text_file(j, BL_DELTA_TARGET_NAME, text, n, err));
+    BL_TRY(bl_delta_text(&d->delta, &text, &n, err));
+    BL_TRY(bl_bucket_text_file(j, BL_DELTA_NAME, text, n, err));
+    BL_TRY(bl_job_small_file(j, "config.json", c->text, c->text_bytes, err));
+    const char *path = bl_job_path(j, BL_SUMS_NAME);
+    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : nomem(err);
+}
+
+/* The old state: its layout is the new one's. */
+static bl_status open_base(delta_job *d, bl_bucket_options *o, bl_error *err)
+{
+    char *text;
+    size_t n;
+    BL_TRY(bl_buckets_read(o->base, &d->arena, &d->base, &text, &n, err));
+    d->base_digest = bl_digest_bytes(text, n);
+    free(text);
+    o->size = d->base.size;
+    o->align = d->base.align;
+    o->slice = d->base.slice;
+    return BL_OK;
+}
+
+static bl_status make(delta_job *d, const char *dst, bl_error *err)
+{
+    bl_job *j = &d->b.job;
+    size_t buckets = d->b.planned.buckets.count;
+    BL_TRY(bl_buckets_alike(&d->base, &d->b.planned.buckets, d->o->base, err));
+    if (d->o->dry_run) {
+        return bl_folder_check(dst, err);
+    }
+    j->plan.file_bytes = 0; /* nobody knows */
+    d->lanes = bl_arena_array(&j->arena, buckets, sizeof *d->lanes);
+    d->delta = (bl_delta){.writer = "baleen " BL_VERSION, .encoding = d->o->encoding, .base = d->base_digest};
+    d->delta.files = bl_arena_array(&j->arena, buckets, sizeof *d->delta.files);
+    return d->lanes && d->delta.files ? bl_bucket_folder(&d->b, dst, fill_folder, err) : nomem(err);
+}
+
+bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report, bl_error *err)
+{
+    bl_bucket_options mine = *o;
+    delta_job d = {.o = &mine, .report = report};
+    double start = bl_bucket_now();
+    *report = (bl_bucket_report){0};
+    BL_TRY(bl_job_place(o->base, dst, err));
+    bl_status s = open_base(&d, &mine, err);
+    if (s == BL_OK) {
+        s = bl_bucket_job_open(&d.b, src, dst, &mine, &d.base, report, err);
+        s = s == BL_OK ? make(&d, dst, err) : s;
+        for (size_t i = 0; d.lanes && i < d.b.planned.buckets.count; i++) {
+            close_lane(&d.lanes[i]);
+            free(d.lanes[i].tensors);
+        }
+        bl_bucket_job_close(&d.b, s, err);
+    }
+    bl_arena_reset(&d.arena);
+    report->seconds = bl_bucket_now() - start;
+    return s;
+}
