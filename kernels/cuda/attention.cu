@@ -10,8 +10,9 @@
 namespace bl {
 
 enum {
-    THREADS = 256, HEADS = BL_CUDA_HEAD_TILE, SLOTS = BL_ATTN_BLOCK, PAD = 8,
-    VALUE_THREADS = HEADS * WARP, TILES = BL_CUDA_MAX_HEAD_DIM / 8 / HEADS /* of 8 columns a warp of values_kernel has at most */
+    THREADS = 256, HEADS = BL_CUDA_HEAD_TILE, SLOTS = BL_ATTN_BLOCK, PAD = 8, VALUE_THREADS = HEADS * WARP,
+    NARROW = 32 /* columns of a slice for a few tokens */, MOST_SHARED = 200 << 10, AHEAD = 5 /* blocks whose scores are loaded together */,
+    TILES = BL_CUDA_MAX_HEAD_DIM / 8 / HEADS /* of 8 columns a warp of values_kernel has at most */
 };
 
 __global__ void rotations_kernel(bl_cuda_tables t, const float *frequency, int half)
@@ -101,6 +102,7 @@ __global__ void __launch_bounds__(THREADS) window_rows_kernel(uint8_t *kv, const
 __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
 {
     const int64_t i = blockIdx.x, bytes = window_bytes(d);
+    start_next();
     const bl_cuda_span *s = &t.spans[t.span_of[i]];
     if (i < s->first + s->count - ring) return; /* overwritten by a later token */
     uint8_t *out = ring_row(s, layer_offset, t.position[i], ring, d);
@@ -117,7 +119,7 @@ template <int N> __device__ __forceinline__ void load_bytes(uint32_t w[N / 4], c
         else *(uint2 *)w = *(const uint2 *)p;
         return;
     }
-    for (int i = 0; i < N / 4; i++) w[i] = p[4 * i] | (uint32_t)p[4 * i + 1] << 8 | (uint32_t)p[4 * i + 2] << 16 | (uint32_t)p[4 * i + 3] << 24;
+    for (int i = 0; i < N / 4; i++, p += 4) w[i] = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
 /* Sixteen elements of a packed row, which share a scale, as bf16: they lie in out, 16-byte aligned. A NULL row gives zeros. */
@@ -227,15 +229,15 @@ __device__ __forceinline__ float softmax_step(uint16_t *p, float low, float high
     return fade;
 }
 
-/* Shared memory of values_kernel, in order: rows of two blocks, p of all slots, the slots' rows, fades, which blocks count. */
+/* Shared memory of values_kernel, in order: rows of two blocks (or of all), p of all slots, the slots' rows, fades, which blocks count. */
 struct value_layout {
     int64_t p, rows, fade, any, bytes;
 };
 
-__host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, int64_t slice)
+__host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, int64_t slice, bool whole)
 {
     value_layout l;
-    l.p = 2 * SLOTS * (slice + PAD) * 2;
+    l.p = (whole ? padded : 2 * SLOTS) * (slice + PAD) * 2;
     l.rows = l.p + HEADS * (padded + PAD) * 2;
     l.fade = l.rows + padded * 8;
     l.any = l.fade + padded / SLOTS * HEADS * 4;
@@ -243,15 +245,16 @@ __host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, 
     return l;
 }
 
-/* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. */
-__global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t first, int64_t slice)
+/* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. WHOLE: all rows are decoded
+ * before anything else, so that their loads are under way together. */
+template <bool WHOLE> __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t first, int64_t slice)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ float denominator[HEADS];
     const int64_t d = a.d, token = first + blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS, col0 = (int64_t)blockIdx.z * slice;
     const int64_t padded = (attended(a) + SLOTS - 1) / SLOTS * SLOTS, stride = slice + PAD, pitch = padded + PAD;
     const int blocks = (int)(padded / SLOTS), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const value_layout l = lay_out_values(padded, slice);
+    const value_layout l = lay_out_values(padded, slice, WHOLE);
     uint16_t *values = (uint16_t *)memory, *p = (uint16_t *)(memory + l.p);
     const uint8_t **row = (const uint8_t **)(memory + l.rows);
     float *fade = (float *)(memory + l.fade);
@@ -263,29 +266,42 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
         if (row[i]) atomicOr(&any[i / SLOTS], 1);
     }
     __syncthreads();
+    const int width = (int)(col0 + slice < d ? slice : d - col0), parts = width / 16;
+    const auto decode_rows = [&](uint16_t *out, int from, int n) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < n * parts; i += VALUE_THREADS) {
+            const int slot = from + i / parts;
+            decode16(out + i / parts * stride + i % parts * 16, row[slot], slot < a.window, col0 + i % parts * 16, d);
+        }
+    };
+    if (WHOLE) decode_rows(values, 0, (int)padded);
     const float *s = a.scores + ((int64_t)blockIdx.x * gridDim.y * HEADS + head0 + warp) * padded; /* a warp has one head */
     float peak = -1e30f, total = 0;
-#pragma unroll 2
-    for (int b = 0; b < blocks; b++) {
-        if (!any[b]) continue;
-        const float f = softmax_step(p + warp * pitch + b * SLOTS, s[b * SLOTS + lane], s[b * SLOTS + lane + 32], peak, total);
-        if (lane == 0) fade[b * HEADS + warp] = f;
+    for (int b0 = 0; b0 < blocks; b0 += AHEAD) {
+        float low[AHEAD], high[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const bool there = b0 + i < blocks && any[b0 + i];
+            low[i] = there ? s[(b0 + i) * SLOTS + lane] : 0;
+            high[i] = there ? s[(b0 + i) * SLOTS + lane + 32] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int b = b0 + i;
+            if (b >= blocks || !any[b]) continue;
+            const float f = softmax_step(p + warp * pitch + b * SLOTS, low[i], high[i], peak, total);
+            if (lane == 0) fade[b * HEADS + warp] = f;
+        }
     }
     if (lane == 0) denominator[warp] = head0 + warp < a.heads ? total + bl_exp(a.sink[head0 + warp] - peak) : 1;
-    const int width = (int)(col0 + slice < d ? slice : d - col0), parts = width / 16;
-    const auto decode_block = [&](int b) {
-        uint16_t *out = values + b % 2 * SLOTS * stride;
-        for (int i = threadIdx.x; i < SLOTS * parts; i += VALUE_THREADS)
-            decode16(out + i / parts * stride + i % parts * 16, row[b * SLOTS + i / parts], b * SLOTS + i / parts < a.window,
-                     col0 + i % parts * 16, d);
-    };
+    const auto decode_block = [&](int b) { decode_rows(values + b % 2 * SLOTS * stride, b * SLOTS, SLOTS); };
     float acc[TILES][4] = {};
-    decode_block(0);
+    if (!WHOLE) decode_block(0);
     __syncthreads();
     for (int b = 0; b < blocks; b++) {
-        if (b + 1 < blocks && any[b + 1]) decode_block(b + 1);
+        if (!WHOLE && b + 1 < blocks && any[b + 1]) decode_block(b + 1);
         const float f0 = any[b] ? fade[b * HEADS + g] : 1, f1 = any[b] ? fade[b * HEADS + g + 8] : 1;
-        const uint16_t *rows = values + b % 2 * SLOTS * stride;
+        const uint16_t *rows = values + (WHOLE ? b : b % 2) * SLOTS * stride;
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             const int col = 8 * (warp + VALUE_THREADS / WARP * n);
@@ -301,7 +317,7 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
                 mma(acc[n], w, v);
             }
         }
-        __syncthreads();
+        if (!WHOLE) __syncthreads();
     }
 #pragma unroll
     for (int n = 0; n < TILES; n++)
@@ -408,20 +424,28 @@ void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, co
     window_rows_kernel<<<(unsigned)T, THREADS, 0, s>>>(kv, down, norm, rotation, d, R, eps);
 }
 
+template <bool WHOLE>
+static void launch_values(cudaStream_t s, const bl_cuda_attention *a, int64_t first, dim3 grid, int64_t slice, int bytes)
+{
+    cudaFuncSetAttribute(values_kernel<WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    values_kernel<WHOLE><<<grid, VALUE_THREADS, bytes, s>>>(*a, first, slice);
+}
+
 /* Tiles of heads and slices of columns go to more blocks where tokens alone are too few; the bits are the same. */
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 {
     if (bl_cuda_attend_many(s, a)) return;
     const int64_t T = a->t->tokens, padded = (attended(*a) + SLOTS - 1) / SLOTS * SLOTS, tiles = blocks_of(a->heads, HEADS);
-    const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = (a->d / 16 + cuts - 1) / cuts * 16;
-    const int score_bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2), value_bytes = (int)lay_out_values(padded, slice).bytes;
+    const bool whole = T <= 4 && a->d % NARROW == 0 && lay_out_values(padded, NARROW, true).bytes <= MOST_SHARED;
+    const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = whole ? NARROW : (a->d / 16 + cuts - 1) / cuts * 16;
+    const int score_bytes = (int)((HEADS + SLOTS) * (a->d + PAD) * 2), value_bytes = (int)lay_out_values(padded, slice, whole).bytes;
     cudaFuncSetAttribute(slot_scores_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, score_bytes);
-    cudaFuncSetAttribute(values_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, value_bytes);
     for (int64_t first = 0; first < T; first += BL_CUDA_ATTEND_TOKENS) {
         const unsigned n = (unsigned)(T - first < BL_CUDA_ATTEND_TOKENS ? T - first : BL_CUDA_ATTEND_TOKENS);
-        const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1));
+        const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1)), values(n, (unsigned)tiles, blocks_of(a->d, slice));
         slot_scores_kernel<<<grid, THREADS, score_bytes, s>>>(*a, *a->t, first);
-        values_kernel<<<dim3(n, (unsigned)tiles, blocks_of(a->d, slice)), VALUE_THREADS, value_bytes, s>>>(*a, first, slice);
+        if (whole) launch_values<true>(s, a, first, values, slice, value_bytes);
+        else launch_values<false>(s, a, first, values, slice, value_bytes);
     }
 }
 

@@ -73,6 +73,7 @@ typedef struct bl_cuda_product {
     int64_t groups, x_step, row_step, y_step;
     uint16_t *wide; /* scratch for weights expanded to bf16, used where tokens are many; NULL: none */
     int64_t wide_elements;
+    bool early; /* may start reading the weight before the kernel that is before it in the stream has ended */
 } bl_cuda_product;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
 /* parts[segment][t][r] = the sums of single segments (ceil(cols / BL_DOT_SEGMENT) of them), for a kernel that adds them itself. */
@@ -93,6 +94,21 @@ void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const ui
                       const int64_t *tokens, int64_t n, int64_t D, float eps);
 /* H = expand(y, H, post, comb) in place. */
 void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D);
+/* Both in one: H = expand(y, H, post, comb), then x and its rounding as above. y = bf16 of partial, or where that is NULL of the sum
+ * of bl_cuda_sum_experts. */
+typedef struct bl_cuda_advance {
+    uint16_t *H;
+    const float *partial; /* [T, D] */
+    const uint16_t *out, *shared;
+    const int32_t *slot_of;
+    int k;
+    const float *post, *comb, *pre;
+    const uint16_t *norm;
+    uint16_t *x, *rounded;
+    int64_t T, D;
+    float eps;
+} bl_cuda_advance;
+void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a);
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n);
 /* y [rows, n] = rmsnorm of x; rounded (may be NULL) its fp8 rounding. */
 void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
@@ -176,6 +192,10 @@ typedef struct bl_cuda_groups { /* of a pass, made by bl_cuda_sort */
 } bl_cuda_groups;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale);
+/* Both for few tokens (bl_cuda_routes_few), at once: also g, as bl_cuda_sort makes it of the choices. */
+bool bl_cuda_routes_few(int64_t T, int64_t E, int64_t k);
+void bl_cuda_route_few(bl_cuda_stream s, const bl_cuda_groups *g, int32_t *ids, float *gates, const float *logits, const float *bias,
+                       int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count);
 /* Whether products with experts [rows, cols] take the kernels for many tokens (sm90): units are larger there, and x by slots has the
  * four elements 4 t .. 4 t + 3 of each 16 at 2 t, 2 t + 1, 2 t + 8, 2 t + 9 ("spread"). */
 bool bl_cuda_many_experts(int64_t T, bl_weight_kind kind, int64_t rows, int64_t cols);

@@ -36,6 +36,14 @@ __device__ __forceinline__ uint16_t to_bf16(float x)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+/* Two at once, low half first. */
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return low == low && high == high ? v : to_bf16(low) | (uint32_t)to_bf16(high) << 16;
+}
+
 __device__ __forceinline__ float e8m0(uint8_t b)
 {
     return b == 255 ? __uint_as_float(0x7fc00000) : __uint_as_float(b ? (uint32_t)b << 23 : 0x00400000u);
@@ -92,13 +100,17 @@ template <int LANES> __device__ __forceinline__ unsigned group_max(unsigned x)
     return x;
 }
 
-/* Scale byte of a group of 32 bf16, one a lane: see power_scale in ops_round.c. 255: not all finite. */
-__device__ __forceinline__ uint8_t group_scale(uint16_t x, float least, float part)
+/* Scale byte of a group of 32 bf16 with the largest magnitude `most`: see power_scale in ops_round.c. 255: not all finite. */
+__device__ __forceinline__ uint8_t scale_of(unsigned most, float least, float part)
 {
-    const unsigned most = group_max<32>(x & 0x7fff);
     if (most >= 0x7f80) return 255;
     const float amax = from_bf16((uint16_t)most);
     return e8m0_ceil((amax > least ? amax : least) * part);
+}
+
+__device__ __forceinline__ uint8_t group_scale(uint16_t x, float least, float part)
+{
+    return scale_of(group_max<32>(x & 0x7fff), least, part);
 }
 
 __device__ __forceinline__ uint8_t fp8_scale(uint16_t x)
@@ -164,6 +176,41 @@ __device__ __forceinline__ float2 rotation_of(int64_t position, float f)
     return make_float2((float)cos(angle), (float)sin(angle));
 }
 
+/* ---- clusters of blocks; alone, a block is a cluster of one */
+
+__device__ __forceinline__ unsigned cluster_rank(void)
+{
+    unsigned r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+__device__ __forceinline__ unsigned cluster_size(void)
+{
+    unsigned n;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return n;
+}
+
+__device__ __forceinline__ void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The word at the same place in another block. */
+__device__ __forceinline__ int remote(const int *p, unsigned rank)
+{
+    int v;
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.b32 %0, [at];\n}"
+                 : "=r"(v) : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
+    return v;
+}
+
+/* ---- kernels that begin early (programmatic dependent launches): the next one in the stream may be set up from here on; and what
+ * the one before has written is there from here on. A kernel that was launched so must wait, whatever it reads. */
+__device__ __forceinline__ void start_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_last(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /* ---- tensor core */
 
 struct fragment_a {
@@ -217,6 +264,37 @@ __device__ __forceinline__ uint2 decode_fp4(uint32_t w, uint32_t scale)
     const uint32_t sign = (twice & 0x80008000) | (twice << 4 & 0x00800080);
     const uint32_t high = __byte_perm(0x3f3f3f00, 0x40404040, pick) | sign, low = __byte_perm(0xc0800000, 0xc0804000, pick);
     return make_uint2(mul_bf16x2(__byte_perm(low, high, 0x5140), scale), mul_bf16x2(__byte_perm(low, high, 0x7362), scale));
+}
+
+/* ---- scales of a segment's eight blocks */
+
+__device__ __forceinline__ uint32_t block_byte(uint2 v, int b)
+{
+    return (b < 4 ? v.x : v.y) >> b % 4 * 8 & 255;
+}
+
+/* The scale of block b as two bf16. Byte 255, which no weight has, becomes infinity. */
+__device__ __forceinline__ uint32_t block_scale(uint2 v, int b)
+{
+    const uint32_t s = block_byte(v, b) * 0x00800080u;
+    return s > 0x00400040u ? s : 0x00400040u;
+}
+
+/* Scales up to here leave room for the factor 2^120 of place_fp8. */
+enum { SMALL_SCALE = 134 };
+
+__device__ __forceinline__ bool all_small(uint2 v)
+{
+    return (__vcmpgtu4(v.x, SMALL_SCALE * 0x01010101u) | __vcmpgtu4(v.y, SMALL_SCALE * 0x01010101u)) == 0;
+}
+
+/* Four codes with the scale of block b; SMALL: one multiplication does it. */
+template <bool SMALL> __device__ __forceinline__ uint2 block_fp8(uint32_t w, uint2 scale, int b)
+{
+    if (!SMALL) return decode_fp8(w, block_scale(scale, b));
+    const uint32_t s = block_byte(scale, b) * 0x00800080u + 0x3c003c00u; /* 2^120 in the exponent */
+    const uint2 v = place_fp8(w);
+    return make_uint2(mul_bf16x2(v.x, s), mul_bf16x2(v.y, s));
 }
 
 /* Of the 4 x 4 words that four neighbouring lanes hold, lane t's row t: afterwards its column t. */

@@ -4,7 +4,30 @@
 namespace bl {
 
 enum { THREADS = 256, SORT_THREADS = BL_CUDA_SORT_CHUNK, LIST = 4096 /* choices looked at together */,
-       FEW_CHOICES = 512 /* sorted by one block */ };
+       FEW_CHOICES = 512 /* sorted by one block */, FEW_TOKENS = 8, FEW_KEYS = 12 << 10 /* in shared memory */ };
+
+/* A warp: chosen [k] = the best of keys [E], best first; what is chosen becomes NaN. */
+__device__ __forceinline__ void choose_experts(float *keys, int32_t *chosen, int E, int k)
+{
+    const int lane = threadIdx.x % WARP;
+    for (int i = 0; i < k; i++) {
+        float best = -INFINITY;
+        int at = 0x7fffffff; /* the lowest id left, even among keys of -infinity */
+        for (int e = lane; e < E; e += WARP)
+            if (keys[e] == keys[e] && (at == 0x7fffffff || keys[e] > best)) best = keys[e], at = e;
+        for (int m = WARP / 2; m; m /= 2) {
+            const float other = __shfl_xor_sync(~0u, best, m);
+            const int id = __shfl_xor_sync(~0u, at, m);
+            if (id != 0x7fffffff && (at == 0x7fffffff || other > best || (other == best && id < at))) best = other, at = id;
+        }
+        __syncwarp(); /* all have looked */
+        if (lane == 0) {
+            chosen[i] = at;
+            keys[at] = __uint_as_float(0x7fc00000); /* taken */
+        }
+        __syncwarp();
+    }
+}
 
 /* The k best of biased scores, best first, ties to the lower id; a block for each token, of which one warp chooses. */
 __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
@@ -21,23 +44,7 @@ __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, co
     }
     __syncthreads();
     if (threadIdx.x >= WARP) return;
-    for (int64_t i = 0; i < k; i++) {
-        float best = -INFINITY;
-        int at = 0x7fffffff; /* the lowest id left, even among keys of -infinity */
-        for (int64_t e = lane; e < E; e += WARP)
-            if (keys[e] == keys[e] && (at == 0x7fffffff || keys[e] > best)) best = keys[e], at = (int)e;
-        for (int m = WARP / 2; m; m /= 2) {
-            const float other = __shfl_xor_sync(~0u, best, m);
-            const int id = __shfl_xor_sync(~0u, at, m);
-            if (id != 0x7fffffff && (at == 0x7fffffff || other > best || (other == best && id < at))) best = other, at = id;
-        }
-        __syncwarp(); /* all have looked */
-        if (lane == 0) {
-            chosen[i] = at;
-            keys[at] = __uint_as_float(0x7fc00000); /* taken */
-        }
-        __syncwarp();
-    }
+    choose_experts(keys, chosen, (int)E, (int)k);
     if (lane != 0) return;
     float score[BL_CUDA_MAX_CHOICES], sum = 0;
     for (int64_t i = 0; i < k; i++) {
@@ -117,6 +124,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
                                                             int first, int E, int unit)
 {
     int slots = 0, units = 0;
+    start_next();
     for (int base = 0; base < E; base += blockDim.x) {
         const int e = base + threadIdx.x;
         int count = 0, total;
@@ -138,6 +146,70 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
     if (threadIdx.x == 0) *g.count = units;
     __syncthreads();
     for (int t = threadIdx.x; t < T; t += blockDim.x) order_slots(g.slot_of + t * k, k);
+}
+
+/* ---- routing and sorting of a few tokens: one block, a warp for each token */
+
+__global__ void __launch_bounds__(FEW_TOKENS *WARP) route_few_kernel(bl_cuda_groups g, int32_t *ids, float *gates, const float *logits,
+                                                                     const float *bias, int T, int E, int k, bool norm_topk,
+                                                                     float route_scale, int first, int count)
+{
+    extern __shared__ float keys[]; /* [T][E] */
+    __shared__ int32_t list[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
+    __shared__ float gate[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = T * k;
+    start_next();
+    for (int i = threadIdx.x; i < T * E; i += blockDim.x) {
+        const float key = bl_sqrt_softplus(logits[i]) + bias[i % E];
+        keys[i] = key != key ? -INFINITY : key;
+    }
+    __syncthreads();
+    if (warp < T) {
+        choose_experts(keys + warp * E, list + warp * k, E, k);
+        const float score = lane < k ? bl_sqrt_softplus(logits[warp * E + list[warp * k + lane]]) : 0;
+        float sum = 0;
+        for (int i = 0; i < k; i++) sum += __shfl_sync(~0u, score, i);
+        if (lane < k) gate[warp * k + lane] = (norm_topk && k > 1 ? score / (sum + 1e-20f) : score) * route_scale;
+    }
+    __syncthreads();
+    const int i = threadIdx.x, id = i < n ? list[i] : -1;
+    if (i < n) {
+        ids[i] = id;
+        gates[i] = gate[i];
+    }
+    if (i < n && (id < first || id >= first + count)) g.slot_of[i] = 0x7fffffff;
+    else if (i < n) { /* whose slots and units come before */
+        int slot = 0, unit = 0, same = 0, earlier = 0;
+        for (int j = 0; j < n; j++) {
+            const int other = list[j];
+            if (other < first || other >= first + count) continue;
+            bool again = false;
+            for (int l = 0; l < j; l++) again |= list[l] == other;
+            slot += other < id || (other == id && j < i);
+            unit += other < id && !again;
+            same += other == id;
+            earlier += other == id && j < i;
+        }
+        g.token[slot] = i / k;
+        g.gate[slot] = gate[i];
+        g.slot_of[i] = slot;
+        if (earlier == 0) {
+            g.units[3 * unit] = id - first;
+            g.units[3 * unit + 1] = slot;
+            g.units[3 * unit + 2] = same;
+        }
+    }
+    if (i == 0) {
+        int units = 0;
+        for (int j = 0; j < n; j++) {
+            bool again = list[j] < first || list[j] >= first + count;
+            for (int l = 0; l < j; l++) again |= list[l] == list[j];
+            units += !again;
+        }
+        *g.count = units;
+    }
+    __syncthreads();
+    if (i < T) order_slots(g.slot_of + i * k, k);
 }
 
 /* ---- the same for many choices: chunks of whole tokens counted, the counts summed, then each choice finds its slot */
@@ -228,6 +300,7 @@ __global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u,
                               bool spread)
 {
     const int64_t slot = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    start_next();
     if (i >= inter) return; /* whole warps */
     const float most = limit > 0 ? limit : INFINITY, w = gate ? gate[slot] : 1.0f;
     float x = from_bf16(g[slot * inter + i]), y = from_bf16(u[slot * inter + i]);
@@ -265,6 +338,19 @@ void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *lo
                    bool norm_topk, float route_scale)
 {
     route_kernel<<<(unsigned)T, THREADS, E * sizeof(float), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
+}
+
+bool bl_cuda_routes_few(int64_t T, int64_t E, int64_t k)
+{
+    return T <= FEW_TOKENS && T * E <= FEW_KEYS && T * k <= FEW_TOKENS * WARP;
+}
+
+void bl_cuda_route_few(bl_cuda_stream s, const bl_cuda_groups *g, int32_t *ids, float *gates, const float *logits, const float *bias,
+                       int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count)
+{
+    const int bytes = (int)(T * E * sizeof(float));
+    route_few_kernel<<<1, FEW_TOKENS * WARP, bytes, s>>>(*g, ids, gates, logits, bias, (int)T, (int)E, (int)k, norm_topk, route_scale,
+                                                         (int)first, (int)count);
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,

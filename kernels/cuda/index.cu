@@ -4,22 +4,23 @@
 namespace bl {
 
 enum {
-    WARPS = 4, KEYS = 16 /* of a warp's tile */, TILES = 4 /* of a warp */, BLOCK_KEYS = WARPS * KEYS * TILES,
+    WARPS = 4, KEYS = 16 /* of a warp's tile */, TILE_KEYS = WARPS * KEYS, MOST_TILES = 16 /* of a block */,
+    WAVE = 768 /* blocks that run at a time, about */,
     SELECT_THREADS = 1024, SELECT_WARPS = SELECT_THREADS / WARP, BINS = 2048,
-    GROUPS = BL_CUDA_MAX_INDEX_DIM / 32
+    GROUPS = BL_CUDA_MAX_INDEX_DIM / 32, MAGIC = 0x4b400000 /* 1.5 * 2^23 */,
+    CLUSTER = 8, LONG = 8192, FEW_ROWS = 64, /* entries and rows at which a cluster chooses */
+    KEPT = 20 << 10                          /* keys of a block in shared memory */
 };
 #define LEAST_KEY 0x00800000u /* of -FLT_MAX */
 
-/* Twice the values of four e2m1 codes (low 16 bits) as signed bytes. */
+/* Twice the values of four e2m1 codes (low 16 bits) as signed bytes: positive and negative ones from tables, chosen by the codes' signs
+ * (a byte permutation can spread a byte's sign). */
 __device__ __forceinline__ uint32_t twice(uint32_t w)
 {
-    const uint32_t m = __byte_perm(0x03020100, 0x0c080604, w & 0x7777);
-    uint32_t minus = 0;
-    minus |= w & 0x8 ? 0x000000ffu : 0;
-    minus |= w & 0x80 ? 0x0000ff00u : 0;
-    minus |= w & 0x800 ? 0x00ff0000u : 0;
-    minus |= w & 0x8000 ? 0xff000000u : 0;
-    return __vsub4(m ^ minus, minus);
+    const uint32_t pick = w & 0x7777;
+    uint32_t minus;
+    asm("prmt.b32 %0, %1, %2, 0xd9c8;" : "=r"(minus) : "r"(w << 4), "r"(w)); /* what the intrinsic does not do */
+    return (__byte_perm(0x03020100, 0x0c080604, pick) & ~minus) | (__byte_perm(0xfdfeff00, 0xf4f8fafc, pick) & minus);
 }
 
 /* Four bytes at any address. */
@@ -62,12 +63,38 @@ __device__ __forceinline__ int64_t entry_at(const bl_cuda_selection &a, int64_t 
     return a.filtered ? a.candidates[token * a.blocks + i / a.size] * a.size + i % a.size : i;
 }
 
-/* NT tiles of 8 heads, padded to a power of two of at least 2. */
-template <int NT> __global__ void __launch_bounds__(WARPS * WARP) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables)
+/* What a lane loads of keys g and g + 8 of a tile: its codes of each group, and their scales. */
+struct key_rows {
+    uint32_t codes[2][GROUPS], scale[2];
+};
+
+__device__ __forceinline__ void load_keys(key_rows &r, const bl_cuda_selection &a, const bl_cuda_page *pages, int64_t token, int64_t base,
+                                          int64_t n, int groups)
 {
-    __shared__ uint32_t query[GROUPS][NT][WARP][2];
-    __shared__ float scale[GROUPS][NT * 8], weight[NT * 8];
-    const int64_t token = a.first + blockIdx.y, n = list_length(a, tables, token), first = (int64_t)blockIdx.x * BLOCK_KEYS;
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const int64_t bytes = index_bytes(a.width);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t i = base + g + 8 * h < n ? base + g + 8 * h : n - 1, e = entry_at(a, token, i);
+        const uint8_t *key = pages[e / PAGE].keys + e % PAGE * bytes;
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) r.codes[h][k] = k < groups ? load4(key + 16 * k + 4 * t) : 0;
+        if (groups == GROUPS) r.scale[h] = load4(key + a.width / 2);
+        else {
+            r.scale[h] = 0;
+            for (int k = 0; k < groups; k++) r.scale[h] |= (uint32_t)key[a.width / 2 + k] << 8 * k;
+        }
+    }
+}
+
+/* NT tiles of 8 heads, padded to a power of two of at least 2. */
+template <int NT>
+__global__ void __launch_bounds__(WARPS * WARP) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables, int tiles)
+{
+    __shared__ __align__(8) uint32_t query[GROUPS][NT][WARP][2];
+    __shared__ __align__(8) float scale[GROUPS][NT * 8];
+    __shared__ float weight[NT * 8];
+    const int64_t token = a.first + blockIdx.y, n = list_length(a, tables, token), first = (int64_t)blockIdx.x * TILE_KEYS * tiles;
     if (first >= n) return;
     const int groups = (int)(a.width / 32), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int64_t bytes = index_bytes(a.width);
@@ -85,28 +112,30 @@ template <int NT> __global__ void __launch_bounds__(WARPS * WARP) scores_kernel(
     __syncthreads();
     const int64_t span = tables.span_of[token];
     const bl_cuda_page *pages = tables.pages + tables.spans[span].pages + tables.source_pages[span * tables.sources + a.source];
-    for (int tile = 0; tile < TILES; tile++) {
+    key_rows ahead;
+    load_keys(ahead, a, pages, token, first + warp * KEYS, n, groups);
+    for (int tile = 0; tile < tiles; tile++) {
         const int64_t base = first + (int64_t)(tile * WARPS + warp) * KEYS;
         if (base >= n) return;
-        const uint8_t *key[2];
-        for (int h = 0; h < 2; h++) {
-            const int64_t i = base + g + 8 * h < n ? base + g + 8 * h : n - 1, e = entry_at(a, token, i);
-            key[h] = pages[e / PAGE].keys + e % PAGE * bytes;
-        }
+        const key_rows key = ahead;
+        if (tile + 1 < tiles) load_keys(ahead, a, pages, token, base + WARPS * KEYS, n, groups);
         float acc[NT][4] = {};
-        for (int k = 0; k < groups; k++) {
-            const uint32_t low = load4(key[0] + 16 * k + 4 * t), high = load4(key[1] + 16 * k + 4 * t);
-            const uint32_t a0 = twice(low), a1 = twice(high), a2 = twice(low >> 16), a3 = twice(high >> 16);
-            const float s0 = e8m0(key[0][a.width / 2 + k]), s1 = e8m0(key[1][a.width / 2 + k]);
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) {
+            if (k >= groups) break;
+            const uint32_t a0 = twice(key.codes[0][k]), a1 = twice(key.codes[1][k]);
+            const uint32_t a2 = twice(key.codes[0][k] >> 16), a3 = twice(key.codes[1][k] >> 16);
+            const float s0 = e8m0((uint8_t)(key.scale[0] >> 8 * k)), s1 = e8m0((uint8_t)(key.scale[1] >> 8 * k));
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                int c[4] = {0, 0, 0, 0};
-                dot32(c, a0, a1, a2, a3, query[k][nt][lane][0], query[k][nt][lane][1]);
-                const float q0 = scale[k][8 * nt + 2 * t], q1 = scale[k][8 * nt + 2 * t + 1];
-                acc[nt][0] = fmaf((float)c[0], q0 * s0, acc[nt][0]);
-                acc[nt][1] = fmaf((float)c[1], q1 * s0, acc[nt][1]);
-                acc[nt][2] = fmaf((float)c[2], q0 * s1, acc[nt][2]);
-                acc[nt][3] = fmaf((float)c[3], q1 * s1, acc[nt][3]);
+                int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}; /* integers up to 2^22 added to its bits are added to its value */
+                const uint2 q = *(const uint2 *)query[k][nt][lane];
+                const float2 scales = *(const float2 *)&scale[k][8 * nt + 2 * t];
+                dot32(c, a0, a1, a2, a3, q.x, q.y);
+                acc[nt][0] = fmaf(__int_as_float(c[0]) - __int_as_float(MAGIC), scales.x * s0, acc[nt][0]);
+                acc[nt][1] = fmaf(__int_as_float(c[1]) - __int_as_float(MAGIC), scales.y * s0, acc[nt][1]);
+                acc[nt][2] = fmaf(__int_as_float(c[2]) - __int_as_float(MAGIC), scales.x * s1, acc[nt][2]);
+                acc[nt][3] = fmaf(__int_as_float(c[3]) - __int_as_float(MAGIC), scales.y * s1, acc[nt][3]);
             }
         }
 #pragma unroll
@@ -140,36 +169,51 @@ __device__ __forceinline__ uint32_t score_key(float score)
 }
 
 struct select_shared {
-    int count[BINS], bin, rank, greater[SELECT_WARPS], equal[SELECT_WARPS];
+    int count[BINS], total[BINS], bin, rank, greater[SELECT_WARPS], equal[SELECT_WARPS], mine[2];
 };
 
-/* The bin that holds the k-th from the top, and its rank in there; -1 when there are fewer. A whole block. */
+/* Blocks of a cluster share a row: each has a stretch of the list. Alone, a block is a cluster of one. */
+struct stretch {
+    int64_t from, to;
+};
+
+/* This block's part of n, whole warps. */
+__device__ __forceinline__ stretch stretch_of(int64_t n)
+{
+    const int64_t each = (n + cluster_size() * WARP - 1) / (cluster_size() * WARP) * WARP, from = cluster_rank() * each;
+    return {from < n ? from : n, from + each < n ? from + each : n};
+}
+
+/* The bin that holds the k-th from the top, and its rank in there; -1 when there are fewer. A whole block, two bins a thread. */
 __device__ void find_bin(select_shared &sh, int k)
 {
-    const int lane = threadIdx.x % WARP;
-    if (threadIdx.x < WARP) {
-        int above = 0, each = BINS / WARP, sum = 0;
-        const int top = BINS - 1 - lane * each; /* lane 0 has the highest bins */
-        for (int i = 0; i < each; i++) sum += sh.count[top - i];
-        int through = sum;
-        for (int d = 1; d < WARP; d *= 2) {
-            const int y = __shfl_up_sync(~0u, through, d);
-            if (lane >= d) through += y;
-        }
-        above = through - sum;
-        if (lane == WARP - 1 && through < k) sh.bin = -1;
-        if (above < k && through >= k)
-            for (int i = 0; i < each; i++) {
-                const int c = sh.count[top - i];
-                if (above + c >= k) {
-                    sh.bin = top - i;
-                    sh.rank = k - above;
-                    break;
-                }
-                above += c;
-            }
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, top = BINS - 1 - 2 * threadIdx.x; /* thread 0 has the highest */
+    const int first = sh.total[top], second = sh.total[top - 1];
+    int through = first + second;
+    if (threadIdx.x == 0) sh.bin = -1;
+    for (int d = 1; d < WARP; d *= 2) {
+        const int y = __shfl_up_sync(~0u, through, d);
+        if (lane >= d) through += y;
+    }
+    if (lane == WARP - 1) sh.greater[warp] = through;
+    __syncthreads();
+    int before = lane < warp ? sh.greater[lane] : 0;
+    for (int m = WARP / 2; m; m /= 2) before += __shfl_xor_sync(~0u, before, m);
+    through += before;
+    const int above = through - first - second;
+    if (above < k && through >= k) {
+        const bool in_first = above + first >= k;
+        sh.bin = in_first ? top : top - 1;
+        sh.rank = k - above - (in_first ? 0 : first);
     }
     __syncthreads();
+}
+
+/* Keys often share a bin: lanes that do count as one. */
+__device__ __forceinline__ void count_key(select_shared &sh, bool counts, int bin)
+{
+    const unsigned same = __match_any_sync(~0u, counts ? bin : -1);
+    if (counts && (same & ((1u << threadIdx.x % WARP) - 1)) == 0) atomicAdd(&sh.count[bin], __popc(same));
 }
 
 /* Key of the k-th best of n keys and how many equal ones belong to the best; the least key and k when there are not so many. */
@@ -177,16 +221,28 @@ template <class F> __device__ uint32_t threshold(select_shared &sh, F key_at, in
 {
     const int shifts[3] = {21, 10, 0};
     const uint32_t settled[3] = {0, 0xffe00000u, 0xfffffc00u};
+    const stretch s = stretch_of(n);
     uint32_t key = 0;
     int rank = k;
     for (int d = 0; d < 3; d++) {
         for (int i = threadIdx.x; i < BINS; i += blockDim.x) sh.count[i] = 0;
         __syncthreads();
-        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-            const uint32_t x = key_at(i);
-            if (x != 0 && ((x ^ key) & settled[d]) == 0) atomicAdd(&sh.count[x >> shifts[d] & (BINS - 1)], 1);
+        for (int64_t i = s.from + threadIdx.x; i - threadIdx.x % WARP < s.to; i += blockDim.x) {
+            const uint32_t x = i < s.to ? key_at(i) : 0;
+            const bool counts = x != 0 && ((x ^ key) & settled[d]) == 0;
+            const int bin = x >> shifts[d] & (BINS - 1);
+            if (d == 0) count_key(sh, counts, bin);
+            else if (counts) atomicAdd(&sh.count[bin], 1); /* few are left, of many bins */
         }
-        __syncthreads();
+        cluster_sync();
+        for (int i = threadIdx.x; i < BINS; i += blockDim.x) {
+            int sum = 0;
+#pragma unroll
+            for (unsigned r = 0; r < CLUSTER; r++)
+                if (r < cluster_size()) sum += remote(&sh.count[i], r);
+            sh.total[i] = sum;
+        }
+        cluster_sync(); /* all have read before anybody counts again */
         find_bin(sh, rank);
         if (sh.bin < 0) {
             *ties = k;
@@ -205,7 +261,9 @@ template <class F, class G>
 __device__ int choose(select_shared &sh, F key_at, int64_t n, uint32_t key, int ties, int64_t forced, G emit)
 {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int64_t each = (n + SELECT_THREADS - 1) / SELECT_THREADS * WARP, from = warp * each, to = from + each < n ? from + each : n;
+    const stretch s = stretch_of(n);
+    const int64_t each = (s.to - s.from + SELECT_THREADS - 1) / SELECT_THREADS * WARP, from = s.from + warp * each;
+    const int64_t to = from + each < s.to ? from + each : s.to;
     const unsigned below = (1u << lane) - 1;
     int greater = 0, equal = 0;
     for (int64_t i = from + lane; i - lane < to; i += WARP) {
@@ -220,7 +278,14 @@ __device__ int choose(select_shared &sh, F key_at, int64_t n, uint32_t key, int 
         if (w < warp) more += sh.greater[w], same += sh.equal[w];
         all += sh.greater[w], all_same += sh.equal[w];
     }
-    __syncthreads();
+    if (threadIdx.x == 0) sh.mine[0] = all, sh.mine[1] = all_same;
+    cluster_sync();
+    for (unsigned r = 0; r < cluster_size(); r++) {
+        if (r == cluster_rank()) continue;
+        const int theirs = remote(&sh.mine[0], r), their_same = remote(&sh.mine[1], r);
+        if (r < cluster_rank()) more += theirs, same += their_same;
+        all += theirs, all_same += their_same;
+    }
     for (int64_t i = from + lane; i - lane < to; i += WARP) {
         const uint32_t x = i < to ? key_at(i) : 0;
         const bool above = i < to && (x > key || i == forced), level = i < to && x == key && i != forced;
@@ -230,7 +295,14 @@ __device__ int choose(select_shared &sh, F key_at, int64_t n, uint32_t key, int 
         more += __popc(more_mask);
         same += __popc(same_mask);
     }
+    cluster_sync(); /* all have read what the next call changes */
     return all + (all_same < ties ? all_same : ties);
+}
+
+/* -1 behind the chosen ones. */
+__device__ __forceinline__ void fill_rest(int32_t *out, int kept, int64_t n)
+{
+    for (int64_t i = kept + cluster_rank() * blockDim.x + threadIdx.x; i < n; i += cluster_size() * blockDim.x) out[i] = -1;
 }
 
 __device__ void publish(select_shared &sh, const bl_cuda_selection &a, int64_t row, int64_t token, int64_t n)
@@ -239,7 +311,8 @@ __device__ void publish(select_shared &sh, const bl_cuda_selection &a, int64_t r
     uint32_t *best = a.best + row * ((a.longest + a.size - 1) / a.size);
     int32_t *out = a.candidates + token * a.blocks;
     const int64_t count = (n + a.size - 1) / a.size, forced = n > 0 ? (n - 1) / a.size : -1;
-    for (int64_t b = threadIdx.x; b < count; b += blockDim.x) {
+    const stretch s = stretch_of(count);
+    for (int64_t b = s.from + threadIdx.x; b < s.to; b += blockDim.x) {
         uint32_t most = 0;
         const int64_t end = (b + 1) * a.size < n ? (b + 1) * a.size : n;
         for (int64_t i = b * a.size; i < end; i++) {
@@ -254,21 +327,47 @@ __device__ void publish(select_shared &sh, const bl_cuda_selection &a, int64_t r
     const int k = (int)a.blocks - (forced >= 0);
     const uint32_t key = k > 0 ? threshold(sh, key_at, count, k, &ties) : ~0u;
     const int kept = choose(sh, key_at, count, key, ties, forced, [&](int at, int64_t i) { out[at] = (int32_t)i; });
-    for (int64_t i = kept + threadIdx.x; i < a.blocks; i += blockDim.x) out[i] = -1;
+    fill_rest(out, kept, a.blocks);
 }
 
 __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selection a, bl_cuda_tables tables)
 {
+    extern __shared__ uint32_t kept_keys[];
     __shared__ select_shared sh;
-    const int64_t row = blockIdx.x, token = a.first + row, n = list_length(a, tables, token);
+    const int64_t row = blockIdx.x / cluster_size(), token = a.first + row, n = list_length(a, tables, token);
     const float *scores = a.scores + row * a.longest;
     int32_t *out = a.selected + token * a.topk;
+    const stretch s = stretch_of(n);
+    const bool keep = s.to - s.from <= KEPT && cluster_size() > 1;
     if (a.publish) publish(sh, a, row, token, n);
-    const auto key_at = [&](int64_t i) { return score_key(scores[i]); };
+    if (keep) {
+#pragma unroll 4
+        for (int64_t i = s.from + threadIdx.x; i < s.to; i += blockDim.x) kept_keys[i - s.from] = score_key(scores[i]);
+        __syncthreads();
+    }
+    const auto key_at = [&](int64_t i) { return keep ? kept_keys[i - s.from] : score_key(scores[i]); };
     int ties = 0;
     const uint32_t key = threshold(sh, key_at, n, (int)a.topk, &ties);
     const int kept = choose(sh, key_at, n, key, ties, -1, [&](int at, int64_t i) { out[at] = (int32_t)entry_at(a, token, i); });
-    for (int64_t i = kept + threadIdx.x; i < a.topk; i += blockDim.x) out[i] = -1;
+    fill_rest(out, kept, a.topk);
+}
+
+static void launch_select(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
+{
+    const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = blocks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)a->rows * blocks);
+    config.blockDim = dim3(SELECT_THREADS);
+    config.dynamicSmemBytes = blocks > 1 ? KEPT * sizeof(uint32_t) : 0;
+    config.stream = s;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, KEPT * sizeof(uint32_t));
+    cudaLaunchKernelEx(&config, select_kernel, *a, *a->t);
 }
 
 } // namespace bl
@@ -279,9 +378,11 @@ void bl_cuda_select(bl_cuda_stream s, const bl_cuda_selection *a)
 {
     int64_t longest = a->longest;
     if (a->filtered && a->blocks * a->size < longest) longest = a->blocks * a->size;
-    const dim3 grid((unsigned)((longest + BLOCK_KEYS - 1) / BLOCK_KEYS), (unsigned)a->rows);
-    if (a->heads <= 16) scores_kernel<2><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t);
-    else if (a->heads <= 32) scores_kernel<4><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t);
-    else scores_kernel<8><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t);
-    select_kernel<<<(unsigned)a->rows, SELECT_THREADS, 0, s>>>(*a, *a->t);
+    const int64_t all = (longest + TILE_KEYS - 1) / TILE_KEYS, wanted = (all * a->rows + WAVE - 1) / WAVE;
+    const int tiles = (int)(wanted < 1 ? 1 : wanted > MOST_TILES ? MOST_TILES : wanted);
+    const dim3 grid((unsigned)((all + tiles - 1) / tiles), (unsigned)a->rows);
+    if (a->heads <= 16) scores_kernel<2><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
+    else if (a->heads <= 32) scores_kernel<4><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
+    else scores_kernel<8><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
+    launch_select(s, a, longest);
 }

@@ -2,6 +2,7 @@
  * weight and up to 32 tokens; its warps take segments of K in turn, straight from global memory into tensor core fragments, and
  * the block adds the segments' sums ascending. Nothing of that depends on how many tokens there are. */
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/few.h"
 #include "kernels/cuda/sm90/many.h"
 
 namespace bl {
@@ -62,35 +63,6 @@ __device__ __forceinline__ uint2 load_scales(const uint8_t *scale, int64_t k, in
     for (int b = 0; b < 8; b++)
         if (scale && k + 32 * b < cols) (b < 4 ? v.x : v.y) |= (uint32_t)__ldg(first + b) << b % 4 * 8;
     return v;
-}
-
-__device__ __forceinline__ uint32_t block_byte(uint2 v, int b)
-{
-    return (b < 4 ? v.x : v.y) >> b % 4 * 8 & 255;
-}
-
-/* The scale of block b as two bf16. Byte 255, which no weight has, becomes infinity. */
-__device__ __forceinline__ uint32_t block_scale(uint2 v, int b)
-{
-    const uint32_t s = block_byte(v, b) * 0x00800080u;
-    return s > 0x00400040u ? s : 0x00400040u;
-}
-
-/* Scales up to here leave room for the factor 2^120 of place_fp8. */
-enum { SMALL_SCALE = 134 };
-
-__device__ __forceinline__ bool all_small(uint2 v)
-{
-    return (__vcmpgtu4(v.x, SMALL_SCALE * 0x01010101u) | __vcmpgtu4(v.y, SMALL_SCALE * 0x01010101u)) == 0;
-}
-
-/* Four codes with the scale of block b; SMALL: one multiplication does it. */
-template <bool SMALL> __device__ __forceinline__ uint2 block_fp8(uint32_t w, uint2 scale, int b)
-{
-    if (!SMALL) return decode_fp8(w, block_scale(scale, b));
-    const uint32_t s = block_byte(scale, b) * 0x00800080u + 0x3c003c00u; /* 2^120 in the exponent */
-    const uint2 v = place_fp8(w);
-    return make_uint2(mul_bf16x2(v.x, s), mul_bf16x2(v.y, s));
 }
 
 /* What a thread loads of a segment: codes and scales of rows g and g + 8. Other kinds load as they go. */
@@ -230,13 +202,16 @@ __device__ __forceinline__ void zero(float *c, int n)
 
 /* By kind of weights; `loaded` holds the segment's codes where the kind has any to hold. */
 template <int NT>
-__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP8> &loaded, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP8> &loaded, const rows_of &w, const uint16_t *const x[NT],
+                                        int64_t k0)
 {
-    if (__all_sync(~0u, all_small(loaded.scale[0]) && all_small(loaded.scale[1]))) segment_fp8<NT, true>(c, loaded, x, (int)k0, (int)w.cols);
+    const bool small = __all_sync(~0u, all_small(loaded.scale[0]) && all_small(loaded.scale[1]));
+    if (small) segment_fp8<NT, true>(c, loaded, x, (int)k0, (int)w.cols);
     else segment_fp8<NT, false>(c, loaded, x, (int)k0, (int)w.cols);
 }
 template <int NT>
-__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP4> &loaded, const rows_of &w, const uint16_t *const x[NT], int64_t k0)
+__device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP4> &loaded, const rows_of &w, const uint16_t *const x[NT],
+                                        int64_t k0)
 {
     segment_fp4<NT>(c, loaded, x, (int)k0, (int)w.cols);
 }
@@ -415,7 +390,7 @@ using namespace bl;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p)
 {
     const dense_args a = dense_of(p);
-    if (p->tokens <= 0 || p->rows <= 0 || bl_cuda_multiply_many(s, p)) return;
+    if (p->tokens <= 0 || p->rows <= 0 || bl_cuda_multiply_many(s, p) || bl_cuda_multiply_few(s, p)) return;
     switch (tiles_for(p->tokens)) {
     case 1: launch_dense<1>(s, p->w.kind, a, p->groups); break;
     case 2: launch_dense<2>(s, p->w.kind, a, p->groups); break;
@@ -444,6 +419,7 @@ void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p)
         bl_cuda_multiply_experts_many(s, p);
         return;
     }
+    if (bl_cuda_multiply_experts_few(s, p)) return;
     switch (bl_cuda_unit_slots(p->T, false)) {
     case 8: launch_experts<1>(s, p->kind, a, grid); break;
     case 16: launch_experts<2>(s, p->kind, a, grid); break;

@@ -3,7 +3,10 @@
 
 namespace bl {
 
-enum { THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MIX = S * (2 + S), PART = BL_DOT_SEGMENT };
+enum {
+    THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MOST_PARTS = 8 /* blocks of a cluster */, MIX = S * (2 + S),
+    PART = BL_DOT_SEGMENT
+};
 
 __global__ void embed_kernel(uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t D)
 {
@@ -103,6 +106,7 @@ __global__ void __launch_bounds__(WIDE) collapse_kernel(uint16_t *x, uint16_t *r
     extern __shared__ uint16_t row[];
     __shared__ float sums[ROW_SUMS];
     const int64_t i = blockIdx.x, t = tokens ? tokens[i] : i;
+    start_next();
     const uint16_t *h = H + t * S * D;
     float p[S];
     for (int j = 0; j < S; j++) p[j] = pre[t * S + j];
@@ -116,12 +120,120 @@ __global__ void __launch_bounds__(WIDE) collapse_kernel(uint16_t *x, uint16_t *r
     norm_row(x + i * D, rounded ? rounded + i * D : NULL, row, norm, D, eps, sums);
 }
 
+/* Four neighbours of a row of bf16. */
+struct four {
+    float v[4];
+};
+
+__device__ __forceinline__ four load_four(const uint16_t *p)
+{
+    const uint2 w = *(const uint2 *)p;
+    return {{from_bf16((uint16_t)w.x), from_bf16((uint16_t)(w.x >> 16)), from_bf16((uint16_t)w.y), from_bf16((uint16_t)(w.y >> 16))}};
+}
+
+__device__ __forceinline__ uint2 pack_four(const float v[4])
+{
+    return make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+}
+
+/* The sublayer's result before rounding: what is there of it already, or the sum of the experts' rows. */
+__device__ __forceinline__ four sublayer_sum(const bl_cuda_advance &a, int64_t t, int64_t i)
+{
+    four sum = {{0, 0, 0, 0}};
+    if (a.partial) {
+        const float4 v = *(const float4 *)(a.partial + t * a.D + i);
+        return {{v.x, v.y, v.z, v.w}};
+    }
+#pragma unroll 6
+    for (int j = 0; j < a.k; j++) {
+        const int32_t slot = a.slot_of[t * a.k + j];
+        if (slot < 0) continue;
+        const four y = load_four(a.out + slot * a.D + i);
+        for (int e = 0; e < 4; e++) sum.v[e] += y.v[e];
+    }
+    if (a.shared) {
+        const four y = load_four(a.shared + t * a.D + i);
+        for (int e = 0; e < 4; e++) sum.v[e] += y.v[e];
+    }
+    return sum;
+}
+
+/* Expands four elements of the streams in place; returns them collapsed. */
+__device__ __forceinline__ uint2 expand_and_collapse(const bl_cuda_advance &a, int64_t t, int64_t i)
+{
+    uint16_t *h = a.H + t * S * a.D + i;
+    const float *post = a.post + t * S, *comb = a.comb + t * S * S, *pre = a.pre + t * S;
+    four from[S], collapsed = {{0, 0, 0, 0}};
+#pragma unroll
+    for (int j = 0; j < S; j++) from[j] = load_four(h + j * a.D);
+    const four sum = sublayer_sum(a, t, i);
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+        float now[4];
+        for (int e = 0; e < 4; e++) {
+            float v = comb[k] * from[0].v[e];
+            for (int j = 1; j < S; j++) v = fmaf(comb[S * j + k], from[j].v[e], v);
+            now[e] = from_bf16(to_bf16(fmaf(post[k], from_bf16(to_bf16(sum.v[e])), v)));
+            collapsed.v[e] = k ? fmaf(pre[k], now[e], collapsed.v[e]) : pre[k] * now[e];
+        }
+        *(uint2 *)(h + k * a.D) = pack_four(now);
+    }
+    return pack_four(collapsed.v);
+}
+
+/* Expansion after a sublayer, collapse and norm before the next one: a cluster of blocks for each token, 1024 columns a block. */
+__global__ void __launch_bounds__(THREADS) advance_kernel(bl_cuda_advance a)
+{
+    enum { SEGMENTS = 4 * THREADS / BL_CUDA_ROW_SEGMENT };
+    __shared__ __align__(8) uint16_t row[4 * THREADS];
+    __shared__ float mine[SEGMENTS], sums[SEGMENTS * MOST_PARTS];
+    const unsigned parts = cluster_size(), rank = cluster_rank();
+    const int64_t t = blockIdx.x / parts, i = (int64_t)rank * 4 * THREADS + 4 * threadIdx.x;
+    const int segments = (int)((a.D + BL_CUDA_ROW_SEGMENT - 1) / BL_CUDA_ROW_SEGMENT), lane = threadIdx.x % 16;
+    start_next();
+    *(uint2 *)(row + 4 * threadIdx.x) = i < a.D ? expand_and_collapse(a, t, i) : make_uint2(0, 0);
+    __syncthreads();
+    if (threadIdx.x < 16 * SEGMENTS) { /* as row_sum; zeros behind the end add nothing */
+        const uint16_t *from = row + threadIdx.x / 16 * BL_CUDA_ROW_SEGMENT;
+        float v = 0;
+#pragma unroll 8
+        for (int k = lane; k < BL_CUDA_ROW_SEGMENT; k += 16) v = fmaf(from_bf16(from[k]), from_bf16(from[k]), v);
+        v = lane_tree(v);
+        if (lane == 0) mine[threadIdx.x / 16] = v;
+    }
+    cluster_sync();
+    const int *const theirs = (const int *)&mine[threadIdx.x % SEGMENTS];
+    if ((int)threadIdx.x < segments) sums[threadIdx.x] = __int_as_float(remote(theirs, threadIdx.x / SEGMENTS));
+    cluster_sync(); /* no block ends while others read there */
+    float total = 0;
+    for (int k = 0; k < segments; k++) total += sums[k];
+    if (i >= a.D) return; /* whole groups of 32 columns */
+    const float r = bl_rsqrt(total / (float)a.D + a.eps);
+    const four x = load_four(row + 4 * threadIdx.x), w = load_four(a.norm + i);
+    uint16_t v[4], rounded[4];
+    unsigned most = 0;
+    for (int e = 0; e < 4; e++) {
+        v[e] = to_bf16(w.v[e] * (x.v[e] * r));
+        most = (v[e] & 0x7fffu) > most ? v[e] & 0x7fffu : most;
+    }
+    const unsigned group = 0xffu << threadIdx.x % WARP / 8 * 8; /* eight lanes have a group */
+    for (int m = 4; m; m /= 2) {
+        const unsigned y = __shfl_xor_sync(group, most, m);
+        most = y > most ? y : most;
+    }
+    const float s = e8m0(scale_of(most, 1e-4f, 1.0f / 448.0f));
+    for (int e = 0; e < 4; e++) rounded[e] = scaled(e4m3(to_e4m3(from_bf16(v[e]) / s)), s);
+    *(uint2 *)(a.x + t * a.D + i) = make_uint2(v[0] | (uint32_t)v[1] << 16, v[2] | (uint32_t)v[3] << 16);
+    *(uint2 *)(a.rounded + t * a.D + i) = make_uint2(rounded[0] | (uint32_t)rounded[1] << 16, rounded[2] | (uint32_t)rounded[3] << 16);
+}
+
 __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t n,
                                                           float eps)
 {
     extern __shared__ uint16_t row[];
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x;
+    start_next();
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[t * n + i];
     __syncthreads();
     norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, w, n, eps, sums);
@@ -149,6 +261,7 @@ __global__ void to_bf16_kernel(uint16_t *y, const float *x, int64_t n)
 __global__ void round_kernel(uint16_t *y, const uint16_t *x, int64_t ldx, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    start_next();
     if (i < n) y[t * n + i] = rounded_fp8(x[t * ldx + i]);
 }
 
@@ -215,6 +328,22 @@ void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const ui
 void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D)
 {
     expand_kernel<<<dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, s>>>(H, y, post, comb, D);
+}
+
+void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
+{
+    const unsigned parts = blocks_of(a->D, 4 * THREADS); /* MOST_PARTS at most: hidden sizes are limited */
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = parts;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)a->T * parts);
+    config.blockDim = dim3(THREADS);
+    config.stream = s;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, advance_kernel, *a);
 }
 
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)

@@ -100,6 +100,17 @@ typedef struct bl_cuda {
     uint8_t *index_rows;
     uint32_t *best;
     bl_cuda_groups groups;
+
+    /* Plain passes: what is put off until it can be done together with what comes next. */
+    struct {
+        bool expand, mix; /* whether there is an expansion, a mixing to do */
+        bl_cuda_advance advance; /* of the expansion: its inputs */
+        float *partial; /* where its sum goes when it is done alone */
+        uint16_t *y;
+        const bl_mixing *mixing;
+        float *pre, *post, *comb; /* of the mixing */
+    } later;
+    bool x_is_rounded, sorted; /* x_rounded has the sublayer's input; groups have the pass's choices */
 } bl_cuda;
 
 static inline bl_cuda *cuda_of(bl_backend *b)
@@ -162,6 +173,8 @@ void bl_cuda_set_attention(bl_backend *table);
 /* y = w x, x [T, cols] given plain and (NULL: made here, in c->rounded) rounded to fp8; which one w takes depends on its kind. */
 void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
                        uint16_t *y16, float *y32);
+/* The next expansion's input: partial [T, D], done, or still to be made of the experts' rows. */
+void bl_cuda_put_off_sum(bl_cuda *c, float *partial, bool done);
 /* ... on the main stream. */
 void bl_cuda_linear(bl_cuda *c, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T, uint16_t *y16, float *y32);
 

@@ -20,7 +20,7 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
-    bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
+    if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
     bl_cuda_fork(c); /* window rows beside the queries, until attention needs them */
     bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
     bl_cuda_window_rows(c->side, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), T, d, R, f->rms_norm_eps);
@@ -108,9 +108,10 @@ static void project_out(bl_backend *b, const bl_pass *p, const bl_layer *l, cons
     }
     const bl_cuda_product a = {.w = l->wo_a, .rows = rank, .x = o, .ldx = groups * cols, .tokens = T, .y16 = c->group, .ld = groups * rank,
                                .groups = groups, .x_step = cols, .row_step = rank, .y_step = rank,
-                               .wide = c->wide, .wide_elements = CUDA_WIDE};
+                               .wide = c->wide, .wide_elements = CUDA_WIDE, .early = cols == width};
     bl_cuda_multiply(c->stream, &a); /* bf16 activations, whatever its codes */
     bl_cuda_linear(c, &l->wo_b, c->group, NULL, T, NULL, partial);
+    bl_cuda_put_off_sum(c, partial, true);
 }
 
 void bl_cuda_set_attention(bl_backend *t)

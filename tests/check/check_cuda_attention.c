@@ -116,8 +116,8 @@ static void check_window_rows(check *c, int64_t T, int64_t d, int64_t R)
         bl_rope_c(row, 1, d, R, rotation + t * R, 0);
         bl_pack_window_c(want + (size_t)t * bytes, row, d);
     }
-    bl_cuda_window_rows(0, kv, gpu_copy(x, (size_t)(T * d) * 2), gpu_copy(w, (size_t)d * 2), gpu_copy(rotation, (size_t)(T * R) * 4), T, d, R,
-                        1e-6f);
+    bl_cuda_window_rows(0, kv, gpu_copy(x, (size_t)(T * d) * 2), gpu_copy(w, (size_t)d * 2), gpu_copy(rotation, (size_t)(T * R) * 4), T, d,
+                        R, 1e-6f);
     check_u8(c, "rows", gpu_result(c, kv, (size_t)T * bytes), want, T, (int64_t)bytes);
     gpu_case_end();
 }

@@ -59,7 +59,8 @@ static void check_selection(check *c, int64_t n, int64_t heads, int64_t width, i
     const bl_cuda_tables t = {.tokens = ROWS, .position = gpu_copy(position, sizeof position), .span_of = gpu_copy(span_of, sizeof span_of),
                               .spans = gpu_copy(&span, sizeof span), .pages = gpu_copy(table, (size_t)pages * sizeof *table),
                               .source_pages = gpu_copy(&zero, sizeof zero), .sources = 1};
-    bl_cuda_selection a = {.t = &t, .queries = gpu_copy(q, (size_t)(ROWS * heads) * bytes), .weights = gpu_copy(w, (size_t)(ROWS * heads) * 4),
+    bl_cuda_selection a = {.t = &t, .queries = gpu_copy(q, (size_t)(ROWS * heads) * bytes),
+                           .weights = gpu_copy(w, (size_t)(ROWS * heads) * 4),
                            .rows = ROWS, .heads = heads, .width = width, .ratio = 1, .topk = topk, .longest = longest,
                            .scores = gpu_buffer((size_t)(ROWS * longest) * 4), .best = gpu_buffer((size_t)(ROWS * longest) * 4),
                            .selected = gpu_buffer((size_t)(ROWS * topk) * 4), .candidates = gpu_buffer((size_t)(ROWS * blocks) * 4),

@@ -2,6 +2,7 @@
  * tokens are among those of check_cuda.c.) */
 #include "kernels/cast.h"
 #include "kernels/cuda/dot.h"
+#include "kernels/ops_variants.h"
 #include "tests/check/check_cuda.h"
 
 #include <math.h>
@@ -36,7 +37,7 @@ static void make_choices(check *c, expert_case *e)
 }
 
 /* Slots by expert, then token; a token's slots ascending, dropped choices last. Returns the slots in use. */
-static int64_t check_sort(check *c, expert_case *e, bool many)
+static int64_t compare_sort(check *c, expert_case *e)
 {
     const int64_t n = e->T * e->k, kept = e->E - 1;
     int32_t *want_token = check_buffer(c, (size_t)n * 4, 16), *want_slot = check_buffer(c, (size_t)n * 4, 16);
@@ -52,13 +53,46 @@ static int64_t check_sort(check *c, expert_case *e, bool many)
                 want_token[slot] = (int32_t)(i / e->k);
                 want_gate[slot++] = e->gates[i];
             }
-    bl_cuda_sort(0, &e->groups, gpu_copy(e->ids, (size_t)n * 4), gpu_copy(e->gates, (size_t)n * 4), e->T, e->k, 0, kept, many);
     e->token = gpu_result(c, e->groups.token, (size_t)n * 4);
     e->slot_of = gpu_result(c, e->groups.slot_of, (size_t)n * 4);
     check_i32(c, "token", e->token, want_token, 1, slot);
     check_f32(c, "gate", gpu_result(c, e->groups.gate, (size_t)n * 4), want_gate, 1, slot);
     check_i32(c, "slots of tokens", e->slot_of, want_slot, e->T, e->k);
     return slot;
+}
+
+static int64_t check_sort(check *c, expert_case *e, bool many)
+{
+    const int64_t n = e->T * e->k;
+    bl_cuda_sort(0, &e->groups, gpu_copy(e->ids, (size_t)n * 4), gpu_copy(e->gates, (size_t)n * 4), e->T, e->k, 0, e->E - 1, many);
+    return compare_sort(c, e);
+}
+
+/* Routing and sorting at once, against the C reference; experts from the last on are dropped. */
+static void check_route_few(check *c, int64_t T, int64_t E, int64_t k)
+{
+    check_case(c, "route and sort tokens=%lld experts=%lld of=%lld", (long long)T, (long long)k, (long long)E);
+    expert_case e = {.T = T, .k = k, .E = E};
+    const int64_t n = T * k;
+    make_choices(c, &e);
+    float *logits = random_floats(c, T * E, 3), *bias = random_floats(c, E, 0.1f), *ggates = gpu_buffer((size_t)n * 4);
+    int32_t *gids = gpu_buffer((size_t)n * 4), *want = check_buffer(c, (size_t)n * 12, 16), units = 0;
+    for (int64_t i = 0; i < T * E; i += 2) logits[i] = floorf(logits[i]); /* ties */
+    for (int64_t t = 0; t < T; t++) bl_route_c(e.ids + t * k, e.gates + t * k, logits + t * E, bias, E, k, 1, 1.5f);
+    bl_cuda_route_few(0, &e.groups, gids, ggates, gpu_copy(logits, (size_t)(T * E) * 4), gpu_copy(bias, (size_t)E * 4), T, E, k, true, 1.5f,
+                      0, E - 1);
+    check_i32(c, "ids", gpu_result(c, gids, (size_t)n * 4), e.ids, T, k);
+    check_f32(c, "gates", gpu_result(c, ggates, (size_t)n * 4), e.gates, T, k);
+    compare_sort(c, &e);
+    for (int32_t x = 0, slot = 0; x < E - 1; x++) {
+        int32_t count = 0;
+        for (int64_t i = 0; i < n; i++) count += e.ids[i] == x;
+        if (count) want[3 * units] = x, want[3 * units + 1] = slot, want[3 * units + 2] = count, units++;
+        slot += count;
+    }
+    check_i32(c, "number of units", gpu_result(c, e.groups.count, 4), &units, 1, 1);
+    check_i32(c, "units", gpu_result(c, e.groups.units, (size_t)units * 12), want, units, 3);
+    gpu_case_end();
 }
 
 /* Where the four elements of a lane lie in each 16: cuda.h, bl_cuda_many_experts. */
@@ -89,7 +123,8 @@ static void check_experts(check *c, int64_t T, int64_t k, int64_t E, int64_t row
     for (int64_t i = 0; i < xs; i++)
         for (int64_t j = 0; j < cols; j++) given[i * cols + (many && !by_token ? spread(j) : j)] = x[i * cols + j];
     bl_cuda_expert_product p = {.experts = gpu_copy(table, (size_t)E * sizeof *table), .groups = &e.groups, .kind = BL_W_FP4, .rows = rows,
-                                .cols = cols, .which = {0, 1}, .count = 2, .x = gpu_copy(given, (size_t)(xs * cols) * 2), .by_token = by_token,
+                                .cols = cols, .which = {0, 1}, .count = 2, .x = gpu_copy(given, (size_t)(xs * cols) * 2),
+                                .by_token = by_token,
                                 .y = {gpu_buffer((size_t)(n * rows) * 2), gpu_buffer((size_t)(n * rows) * 2)}, .T = T, .k = k, .E = E - 1,
                                 .many = many, .grouped = gpu_buffer((size_t)(n * cols) * 2)};
     bl_cuda_multiply_experts(0, &p);
@@ -116,6 +151,8 @@ static void check_experts(check *c, int64_t T, int64_t k, int64_t E, int64_t row
 
 void check_cuda_many(check *c)
 {
+    for (int i = 0; i < 6; i++) check_route_few(c, 1 + check_below(c, 8), 10 + check_below(c, 400), 1 + check_below(c, 8));
+    check_route_few(c, 8, 12, 8);
     check_experts(c, 5, 2, 7, 48, 512, true);
     check_experts(c, 300, 2, 7, 48, 512, true);
     check_experts(c, 300, 2, 7, 144, 256, false);

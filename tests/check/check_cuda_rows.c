@@ -87,6 +87,47 @@ static void check_streams(check *c, int64_t T, int64_t D)
     gpu_case_end();
 }
 
+/* Expansion, collapse, norm and rounding at once: of a sum that is there, and of experts' rows. */
+static void check_advance(check *c, int64_t T, int64_t D, int64_t k, bool there)
+{
+    enum { S = 4 };
+    check_case(c, "advance tokens=%lld width=%lld choices=%lld", (long long)T, (long long)D, (long long)k);
+    const int64_t n = S * D, slots = T * k;
+    const uint16_t *H = random_row(c, T * n, 2), *w = random_row(c, D, 1), *out = random_row(c, slots * D, 1);
+    const uint16_t *shared = random_row(c, T * D, 1);
+    const float *post = random_floats(c, T * S, 1), *comb = random_floats(c, T * S * S, 1), *pre = random_floats(c, T * S, 1);
+    float *partial = random_floats(c, T * D, 1);
+    int32_t *slot_of = check_buffer(c, (size_t)slots * 4, 16);
+    uint16_t *x = check_buffer(c, (size_t)(T * D) * 2, 16), *rounded = check_buffer(c, (size_t)(T * D) * 2, 16);
+    uint16_t *streams = check_buffer(c, (size_t)(T * n) * 2, 16), *y = check_buffer(c, (size_t)D * 2, 16);
+    for (int64_t i = 0; i < slots; i++) slot_of[i] = i % k == k - 1 ? -1 : (int32_t)((i * 7) % slots);
+    for (int64_t t = 0; t < T; t++) {
+        for (int64_t i = 0; i < D; i++) {
+            float sum = there ? partial[t * D + i] : 0;
+            for (int64_t j = 0; !there && j < k; j++)
+                if (slot_of[t * k + j] >= 0) sum += bl_bf16_to_f32(out[slot_of[t * k + j] * D + i]);
+            if (!there) sum += bl_bf16_to_f32(shared[t * D + i]);
+            y[i] = bl_f32_to_bf16(sum);
+        }
+        bl_expand_c(streams + t * n, y, H + t * n, post + t * S, comb + t * S * S, D);
+        bl_collapse_c(x + t * D, streams + t * n, pre + t * S, D);
+        norm(x + t * D, x + t * D, w, D, 1e-6f);
+        bl_round_fp8_c(rounded + t * D, x + t * D, D);
+    }
+    bl_cuda_advance a = {.H = gpu_copy(H, (size_t)(T * n) * 2), .partial = there ? gpu_copy(partial, (size_t)(T * D) * 4) : NULL,
+                         .out = gpu_copy(out, (size_t)(slots * D) * 2), .shared = gpu_copy(shared, (size_t)(T * D) * 2),
+                         .slot_of = gpu_copy(slot_of, (size_t)slots * 4), .k = (int)k, .post = gpu_copy(post, (size_t)(T * S) * 4),
+                         .comb = gpu_copy(comb, (size_t)(T * S * S) * 4), .pre = gpu_copy(pre, (size_t)(T * S) * 4),
+                         .norm = gpu_copy(w, (size_t)D * 2), .x = gpu_buffer((size_t)(T * D) * 2),
+                         .rounded = gpu_buffer((size_t)(T * D) * 2),
+                         .T = T, .D = D, .eps = 1e-6f};
+    bl_cuda_advance_streams(0, &a);
+    check_bf16(c, "streams", gpu_result(c, a.H, (size_t)(T * n) * 2), streams, T, n);
+    check_bf16(c, "collapsed", gpu_result(c, a.x, (size_t)(T * D) * 2), x, T, D);
+    check_bf16(c, "rounded", gpu_result(c, a.rounded, (size_t)(T * D) * 2), rounded, T, D);
+    gpu_case_end();
+}
+
 static void check_route(check *c, int64_t T, int64_t E, int64_t k)
 {
     check_case(c, "route tokens=%lld experts=%lld of=%lld", (long long)T, (long long)k, (long long)E);
@@ -141,9 +182,11 @@ void check_cuda_rows(check *c)
         check_rounding(c, T, n, (float)ldexp(1, (int)check_below(c, 60) - 30), i % 2);
         check_norm(c, T, n);
         check_streams(c, T, n);
+        check_advance(c, T, n, 1 + check_below(c, 7), i % 2);
         check_route(c, T, 8 + check_below(c, 400), 1 + check_below(c, 8));
         check_swiglu(c, T, n, i % 2 ? 10.0f : 0.0f);
     }
     check_norm(c, 2, 5120);
+    check_advance(c, 2, 5120, 6, false);
     check_engram_rows(c);
 }

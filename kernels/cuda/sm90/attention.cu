@@ -36,8 +36,8 @@ __device__ __forceinline__ turn turn_of(int64_t i, int tiles)
 /* ---- decoding */
 
 /* Addresses of a token's rows, and which there are. */
-__device__ __forceinline__ void find_rows(shared_state &sh, const bl_cuda_attention &a, const bl_cuda_tables &tables, int64_t token, int parity,
-                                          int slots, int padded)
+__device__ __forceinline__ void find_rows(shared_state &sh, const bl_cuda_attention &a, const bl_cuda_tables &tables, int64_t token,
+                                          int parity, int slots, int padded)
 {
     for (int i = threadIdx.x - 2 * GROUP; i < padded; i += 2 * GROUP) {
         const uint8_t *row = i < slots ? slot_row(a, tables, token, &tables.spans[tables.span_of[token]], i) : NULL;
@@ -86,6 +86,13 @@ __device__ __forceinline__ void load_latent(latent_part &l, const uint8_t *row, 
     l.scales = row ? *(const uint2 *)(row + D / 2 + part * (PART / 16)) : make_uint2(0, 0);
 }
 
+/* An e4m3 scale, which is a bf16 too, twice. */
+__device__ __forceinline__ uint32_t latent_scale(uint32_t code)
+{
+    const uint32_t bits = (code & 0x80) << 8 | (code & 0x7f) << 4; /* times 2^-120 */
+    return (code & 0x7f) == 0x7f ? 0x7fc07fc0 : mul_bf16x2(bits * 0x10001u, 0x7b807b80);
+}
+
 __device__ __forceinline__ void decode_latent(uint32_t to, int slot, const latent_part &l)
 {
 #pragma unroll
@@ -94,7 +101,7 @@ __device__ __forceinline__ void decode_latent(uint32_t to, int slot, const laten
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* 16 columns of a scale */
             const int group = 2 * k + h;
-            const uint32_t s = to_bf16(e4m3((uint8_t)((group < 4 ? l.scales.x : l.scales.y) >> group % 4 * 8))) * 0x10001u;
+            const uint32_t s = latent_scale((uint8_t)((group < 4 ? l.scales.x : l.scales.y) >> group % 4 * 8));
             const uint32_t at = to + k / 2 * CHUNK_BYTES;
             put(at, slot, 4 * (k % 2) + 2 * h, decode_fp4(w[2 * h], s), decode_fp4(w[2 * h] >> 16, s));
             put(at, slot, 4 * (k % 2) + 2 * h + 1, decode_fp4(w[2 * h + 1], s), decode_fp4(w[2 * h + 1] >> 16, s));
@@ -112,7 +119,8 @@ __device__ __forceinline__ void clear_part(uint32_t to, int slot)
 __device__ __forceinline__ void decode_tokens(shared_state &sh, const bl_cuda_attention &a, const bl_cuda_tables &tables, uint32_t rows,
                                               int64_t turns, int tiles, int slots)
 {
-    const int thread = threadIdx.x - 2 * GROUP, slot = thread / 4, part = thread % 4, blocks = (slots + SLOTS - 1) / SLOTS;
+    const int thread = threadIdx.x - 2 * GROUP, blocks = (slots + SLOTS - 1) / SLOTS;
+    const int slot = thread / WARP * 8 + thread % 8, part = thread % WARP / 8; /* eight lanes that store together have eight slots */
     const int window_blocks = (int)((a.window + SLOTS - 1) / SLOTS);
     int n = 0, buffer = 0, phase = 0;
     for (int64_t i = blockIdx.x; i < turns; i += gridDim.x, n++) {
@@ -144,51 +152,100 @@ __device__ __forceinline__ void decode_tokens(shared_state &sh, const bl_cuda_at
 
 /* ---- multiplying */
 
-/* Rows 16 w + g (h = 0) and + 8 (h = 1) of the scores become p in shared memory; what accumulators fade by. */
+/* bl_exp where x is at most 0; NORMAL: where the result is normal too, so that its last steps are one, the exponent's. */
+template <bool NORMAL> __device__ __forceinline__ float exp_negative(float x)
+{
+    if (!NORMAL) x = BL_EXP_LOW > x ? BL_EXP_LOW : x;
+    const float z = fmaf(x, BL_LOG2E, BL_ROUND_MAGIC), n = z - BL_ROUND_MAGIC;
+    float r = fmaf(n, -BL_LN2, x);
+    r = fmaf(n, -BL_LN2_REST, r);
+    float p = fmaf(BL_EXP_C6, r, BL_EXP_C5);
+    p = fmaf(p, r, BL_EXP_C4);
+    p = fmaf(p, r, BL_EXP_C3);
+    p = fmaf(p, r, BL_EXP_C2);
+    p = fmaf(p, r * r, r) + 1.0f;
+    if (NORMAL) return __uint_as_float(__float_as_uint(p) + (__float_as_uint(z) << 23));
+    const int k = __float_as_int(z) - __float_as_int(BL_ROUND_MAGIC), half = k >> 1;
+    return p * __uint_as_float((uint32_t)(half + 127) << 23) * __uint_as_float((uint32_t)(k - half + 127) << 23);
+}
+#define LEAST_NORMAL (-87.0f)
+
 struct softmax_rows {
     float peak[2], total[2];
 };
 
-__device__ __forceinline__ void softmax_block(shared_state &sh, softmax_rows &r, float (&s)[SLOTS / 2], uint32_t p, uint64_t there, float scale,
-                                              int parity)
+/* Scores of rows 16 w + g (h = 0) and + 8 (h = 1), already less their maximum, become p in shared memory; sums of their 16 lanes' trees. */
+template <bool NORMAL> __device__ __forceinline__ void weigh_slots(float sum[2], const float (&s)[SLOTS / 2], uint32_t p)
 {
     const int warp = threadIdx.x % GROUP / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float most = r.peak[h], lanes[2][2], x[2];
         const int row = 16 * warp + g + 8 * h;
-#pragma unroll
-        for (int j = 0; j < SLOTS / 8; j++)
-#pragma unroll
-            for (int b = 0; b < 2; b++) {
-                float &v = s[4 * j + 2 * h + b];
-                v = there >> (8 * j + 2 * t + b) & 1 ? v * scale : -INFINITY;
-                most = v > most ? v : most;
-            }
-        for (int m = 1; m < 4; m *= 2) {
-            const float other = __shfl_xor_sync(~0u, most, m);
-            most = other > most ? other : most;
-        }
+        float lanes[2][2];
 #pragma unroll
         for (int j = 0; j < SLOTS / 8; j++) {
-            uint32_t pair = 0;
+            uint32_t pair;
+            float e[2];
 #pragma unroll
             for (int b = 0; b < 2; b++) {
-                const float e = bl_exp(s[4 * j + 2 * h + b] - most);
-                lanes[j % 2][b] = j < 2 ? e : lanes[j % 2][b] + e;
-                pair |= (uint32_t)to_bf16(e) << 16 * b;
+                e[b] = exp_negative<NORMAL>(s[4 * j + 2 * h + b]);
+                lanes[j % 2][b] = j < 2 ? e[b] : lanes[j % 2][b] + e[b];
             }
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(e[1]), "f"(e[0]));
             asm volatile("st.shared.b32 [%0], %1;" ::"r"(p + row * SWIZZLE + ((j ^ row % 8) << 4) + 4 * t), "r"(pair) : "memory");
         }
+        float x[2];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             x[b] = lanes[0][b] + lanes[1][b];
             for (int m = 2; m; m /= 2) x[b] = x[b] + __shfl_xor_sync(~0u, x[b], m);
         }
-        const float fade = bl_exp(r.peak[h] - most);
-        r.total[h] = r.total[h] * fade + (x[0] + x[1]);
-        r.peak[h] = most;
-        if (t == 0) sh.fade[parity][row] = fade;
+        sum[h] = x[0] + x[1];
+    }
+}
+
+/* A block's softmax step; sh.fade: what accumulators fade by. */
+__device__ __forceinline__ void softmax_block(shared_state &sh, softmax_rows &r, float (&s)[SLOTS / 2], uint32_t p, uint64_t there,
+                                              float scale, int parity)
+{
+    const int warp = threadIdx.x % GROUP / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const uint64_t mine = there >> 2 * t; /* bits 8 j and 8 j + 1 */
+    float most[2], sum[2];
+    bool normal = true; /* not with a NaN */
+#pragma unroll
+    for (int i = 0; i < SLOTS / 2; i++) s[i] *= scale;
+    if (there != ~0ull) {
+#pragma unroll
+        for (int i = 0; i < SLOTS / 2; i++)
+            if (!(mine >> (i / 4 * 8 + i % 2) & 1)) s[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        most[h] = r.peak[h];
+#pragma unroll
+        for (int i = 0; i < SLOTS / 4; i++) {
+            const float v = s[4 * (i / 2) + 2 * h + i % 2];
+            most[h] = v > most[h] ? v : most[h];
+        }
+        for (int m = 1; m < 4; m *= 2) {
+            const float other = __shfl_xor_sync(~0u, most[h], m);
+            most[h] = other > most[h] ? other : most[h];
+        }
+#pragma unroll
+        for (int i = 0; i < SLOTS / 4; i++) {
+            float &x = s[4 * (i / 2) + 2 * h + i % 2];
+            x = x - most[h];
+            normal = normal && x >= LEAST_NORMAL;
+        }
+    }
+    if (__all_sync(~0u, normal)) weigh_slots<true>(sum, s, p);
+    else weigh_slots<false>(sum, s, p);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float fade = bl_exp(r.peak[h] - most[h]);
+        r.total[h] = r.total[h] * fade + sum[h];
+        r.peak[h] = most[h];
+        if (t == 0) sh.fade[parity][16 * warp + g + 8 * h] = fade;
     }
 }
 
@@ -215,7 +272,9 @@ __device__ __forceinline__ void make_scores(float (&s)[SLOTS / 2], uint32_t quer
     for (int i = 0; i < SLOTS / 2; i++) s[i] = (0.0f + s[i]) + second[i];
 }
 
-template <int HALF> __device__ __forceinline__ void store_output(const bl_cuda_attention &a, const shared_state &sh, const float (&acc)[2][D / 8], const turn &at)
+template <int HALF>
+__device__ __forceinline__ void store_output(const bl_cuda_attention &a, const shared_state &sh, const float (&acc)[2][D / 8],
+                                             const turn &at)
 {
     const int warp = threadIdx.x % GROUP / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -229,13 +288,14 @@ template <int HALF> __device__ __forceinline__ void store_output(const bl_cuda_a
             uint32_t v[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                uint16_t x = to_bf16(acc[j / 16][4 * (j % 16 + i) + 2 * h] / below), y = to_bf16(acc[j / 16][4 * (j % 16 + i) + 2 * h + 1] / below);
+                v[i] = pack_bf16(acc[j / 16][4 * (j % 16 + i) + 2 * h] / below, acc[j / 16][4 * (j % 16 + i) + 2 * h + 1] / below);
                 const int col = HALF * (D / 2) + 8 * (j + i) + 2 * t;
                 if (col >= D - a.R) { /* rotated back */
                     const float *cs = a.rotation + at.token * a.R + (col - (D - a.R));
+                    uint16_t x = (uint16_t)v[i], y = (uint16_t)(v[i] >> 16);
                     rotate(x, y, cs[0], -cs[1]);
+                    v[i] = x | (uint32_t)y << 16;
                 }
-                v[i] = x | (uint32_t)y << 16;
             }
             transpose4(v);
             if (head < a.heads) *(uint4 *)(o + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -252,8 +312,8 @@ __device__ __forceinline__ void load_query(shared_state &sh, const CUtensorMap *
 
 /* HALF: of the output's columns; the first also makes scores. */
 template <int HALF>
-__device__ __forceinline__ void attend_tokens(shared_state &sh, const bl_cuda_attention &a, const CUtensorMap *map, uint32_t query, uint32_t rows,
-                                              uint32_t p, int64_t turns, int tiles, int blocks)
+__device__ __forceinline__ void attend_tokens(shared_state &sh, const bl_cuda_attention &a, const CUtensorMap *map, uint32_t query,
+                                              uint32_t rows, uint32_t p, int64_t turns, int tiles, int blocks)
 {
     const int warp = threadIdx.x % GROUP / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     int n = 0, buffer = 0, phase = 0, parity = 0;

@@ -110,8 +110,7 @@ template <int N> __device__ __forceinline__ void store_tile(const many_args &p, 
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         uint2 v;
-        const uint32_t low = to_bf16(total[4 * j]) | (uint32_t)to_bf16(total[4 * j + 1]) << 16;
-        const uint32_t high = to_bf16(total[4 * j + 2]) | (uint32_t)to_bf16(total[4 * j + 3]) << 16;
+        const uint32_t low = pack_bf16(total[4 * j], total[4 * j + 1]), high = pack_bf16(total[4 * j + 2], total[4 * j + 3]);
         asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v.x) : "r"(low));
         asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v.y) : "r"(high));
         if (8 * j + g < w.tokens && row < p.rows) *(uint2 *)(y + (8 * j + g) * p.rows) = v;

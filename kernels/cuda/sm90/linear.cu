@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_tile(const many_args &p, const float (&tot
                 uint32_t v[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    v[i] = to_bf16(total[4 * (j + i) + 2 * h]) | (uint32_t)to_bf16(total[4 * (j + i) + 2 * h + 1]) << 16;
+                    v[i] = pack_bf16(total[4 * (j + i) + 2 * h], total[4 * (j + i) + 2 * h + 1]);
                 transpose4(v);
                 if (there && row + 8 * (j + t) < p.rows) *(uint4 *)(p.y16 + y + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
             } else {
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
     extern __shared__ uint8_t memory[];
     __shared__ uint64_t full[STAGES], empty[STAGES];
     const pipeline q = {shared_address(full), shared_address(empty), (shared_address(memory) + ALIGN - 1) / ALIGN * ALIGN};
-    const int rank = cluster_rank();
+    const int rank = (int)cluster_rank();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(q.full + 8 * s, 1);
