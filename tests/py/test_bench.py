@@ -2,9 +2,10 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 
-from conftest import BUILD, run
+from conftest import BUILD, DEMO, ROOT, run
 
 
 def test_cast_reports_every_subject_beside_its_ceiling():
@@ -32,6 +33,18 @@ def test_disk_ceiling_leaves_nothing_behind(tmp_path):
     r = run("baleen", "bench", "ceilings", "--rounds", "1", "--threads", "1", "--disk", tmp_path, "--size", "4MiB")
     assert r.rc == 0 and "plain writer" in r.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_beside_python_are_compared_before_they_are_timed(tmp_path):
+    script = [sys.executable, ROOT / "tests" / "py" / "bench_files.py", "--build", BUILD, "--work", tmp_path / "w"]
+    r = subprocess.run([*script, "--source", DEMO, "--rounds", "1"], capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert "all outputs equal" in r.stdout
+    for name in ("baleen, all threads", "baleen, 1 thread", "safetensors + numpy", "copy of as many bytes"):
+        assert f"\n  {name} " in r.stdout
+    assert list((tmp_path / "w").iterdir()) == []
+    r = subprocess.run([*script, "--big", "20MB"], capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0 and r.stdout.count("peak ") == 2, r.stdout + r.stderr
 
 
 def test_wrong_usage():
