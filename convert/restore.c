@@ -97,6 +97,12 @@ static bl_status compare(bl_json object, bl_json own, const char *path, bl_error
     return BL_OK;
 }
 
+static bool same_yarn(const bl_config *a, const bl_config *b)
+{
+    return a->rope_factor == b->rope_factor && a->rope_beta_fast == b->rope_beta_fast && a->rope_beta_slow == b->rope_beta_slow &&
+           a->rope_original_max_position_embeddings == b->rope_original_max_position_embeddings;
+}
+
 static bl_status from_source(const bl_checkpoint *c, const char *own_path, bl_arena *arena, bl_restored *out, bl_error *err)
 {
     char *text;
@@ -116,6 +122,10 @@ static bl_status from_source(const bl_checkpoint *c, const char *own_path, bl_ar
     BL_TRY(compare(bl_json_get(root, "text_config"), own, own_path, err));
     if (f->earlier) {
         return BL_OK; /* all of its tensors are kept */
+    }
+    if (f->rope_theta != s->rope_theta || f->yarn != s->yarn || (f->yarn && !same_yarn(f, s))) { /* has two forms */
+        return bl_fail(err, BL_E_INPUT, own_path, "rope_parameters", -1, "says something else than config.source.json: make them agree, "
+                       "or remove config.source.json to keep this one");
     }
     out->absent |= s->num_nextn_predict_layers > 0 && f->num_nextn_predict_layers == 0 ? BL_DROP_DSPARK : 0;
     out->absent |= s->has_vision && !f->has_vision ? BL_DROP_VISION : 0;

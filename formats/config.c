@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MAX_TEXT ((size_t)16 << 20)
@@ -268,19 +269,21 @@ static bl_status read_numbers(const reader *r)
     BL_TRY(read_float(r, "rms_norm_eps", 0, 1, &c->rms_norm_eps));
     BL_TRY(read_float(r, "swiglu_limit", 0, 1e30, &c->swiglu_limit));
     BL_TRY(read_float(r, "routed_scaling_factor", 1e-30, 1e30, &c->routed_scaling_factor));
-    BL_TRY(read_bool(r, "norm_topk_prob", true, &c->norm_topk_prob));
-    return read_double(r, "rope_theta", 1, 1e30, &c->rope_theta);
+    return read_bool(r, "norm_topk_prob", true, &c->norm_topk_prob);
 }
 
-static bl_status read_yarn(const reader *r)
+/* Positions beyond the trained length. y is the object of that key. */
+static bl_status read_yarn(const reader *r, const char *key, bl_json y)
 {
     bl_config *c = r->c;
-    bl_json y = find(r, "rope_scaling");
-    if (y.kind == BL_JSON_NONE) {
-        return BL_OK;
+    static const char *const fields[] = {"rope_type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"};
+    enum { TYPE, FACTOR, FAST, SLOW, ORIGINAL, FIELDS };
+    char name[FIELDS][64];
+    for (int i = 0; i < FIELDS; i++) {
+        snprintf(name[i], sizeof name[i], "%s.%s", key, fields[i]);
     }
     if (y.kind != BL_JSON_OBJECT) {
-        return bad(r, "rope_scaling", "must be an object");
+        return bad(r, key, "must be an object");
     }
     bl_json type = bl_json_get(y, "rope_type");
     if (type.kind == BL_JSON_NONE) {
@@ -290,18 +293,30 @@ static bl_status read_yarn(const reader *r)
         return BL_OK;
     }
     if (type.kind != BL_JSON_STRING) {
-        return bad(r, "rope_scaling.rope_type", "must be a string");
+        return bad(r, name[TYPE], "must be a string");
     }
-    BL_TRY(expect_string(r, type, "rope_scaling.rope_type", "yarn"));
+    BL_TRY(expect_string(r, type, name[TYPE], "yarn"));
     c->yarn = true;
-    BL_TRY(to_double(r, "rope_scaling.factor", bl_json_get(y, "factor"), 1e-3, 1e6, &c->rope_factor));
-    BL_TRY(
-        to_double(r, "rope_scaling.beta_fast", bl_json_get(y, "beta_fast"), 1e-6, 1e9, &c->rope_beta_fast));
-    BL_TRY(
-        to_double(r, "rope_scaling.beta_slow", bl_json_get(y, "beta_slow"), 1e-6, 1e9, &c->rope_beta_slow));
-    return to_int(r, "rope_scaling.original_max_position_embeddings",
-                  bl_json_get(y, "original_max_position_embeddings"), 0, (int64_t)1 << 40,
+    BL_TRY(to_double(r, name[FACTOR], bl_json_get(y, fields[FACTOR]), 1e-3, 1e6, &c->rope_factor));
+    BL_TRY(to_double(r, name[FAST], bl_json_get(y, fields[FAST]), 1e-6, 1e9, &c->rope_beta_fast));
+    BL_TRY(to_double(r, name[SLOW], bl_json_get(y, fields[SLOW]), 1e-6, 1e9, &c->rope_beta_slow));
+    return to_int(r, name[ORIGINAL], bl_json_get(y, fields[ORIGINAL]), 0, (int64_t)1 << 40,
                   &c->rope_original_max_position_embeddings);
+}
+
+/* rope_theta and rope_scaling as released; a config that transformers 5 has saved has both in rope_parameters instead. */
+static bl_status read_rotation(const reader *r)
+{
+    bl_json scaling = find(r, "rope_scaling"), both = find(r, "rope_parameters");
+    if (both.kind == BL_JSON_NONE) {
+        BL_TRY(read_double(r, "rope_theta", 1, 1e30, &r->c->rope_theta));
+        return scaling.kind == BL_JSON_NONE ? BL_OK : read_yarn(r, "rope_scaling", scaling);
+    }
+    if (scaling.kind != BL_JSON_NONE || find(r, "rope_theta").kind != BL_JSON_NONE) {
+        return bad(r, "rope_parameters", "stands beside rope_theta or rope_scaling, which say the same in another form: keep one");
+    }
+    BL_TRY(read_yarn(r, "rope_parameters", both));
+    return to_double(r, "rope_parameters.rope_theta", bl_json_get(both, "rope_theta"), 1, 1e30, &r->c->rope_theta);
 }
 
 static bl_status read_compression(const reader *r)
@@ -444,7 +459,7 @@ static bl_status read_all(reader *r)
     c->num_nextn_predict_layers = (int)drafts;
     BL_TRY(read_fixed(r));
     BL_TRY(read_numbers(r));
-    BL_TRY(read_yarn(r));
+    BL_TRY(read_rotation(r));
     BL_TRY(read_compression(r));
     BL_TRY(read_engram(r));
     BL_TRY(read_drafts(r));

@@ -26,7 +26,7 @@ typedef struct bl_config {
     int candidate_source_layer_id; /* -1 = no candidate filter */
     int candidate_topk_blocks, candidate_block_size;
     double rope_theta, compress_rope_theta;
-    bool yarn;                                /* rope_scaling present with rope_type "yarn" */
+    bool yarn;                                /* rope_scaling (or rope_parameters) present with rope_type "yarn" */
     double rope_factor, rope_beta_fast, rope_beta_slow;
     int64_t rope_original_max_position_embeddings;
     const int *engram_layer_ids; /* ascending; none when engram_count is 0 */

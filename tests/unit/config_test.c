@@ -224,6 +224,44 @@ static void test_every_key_is_checked(void **state)
     }
 }
 
+/* The form in which transformers 5 saves both keys. */
+static void test_rope_parameters(void **state)
+{
+    static const struct {
+        const char *value, *fragments;
+    } cases[] = {
+        {"{\"rope_type\":\"yarn\",\"rope_theta\":50000.0,\"factor\":4,\"beta_fast\":32,\"beta_slow\":1,"
+         "\"original_max_position_embeddings\":32}", NULL},
+        {"{\"rope_type\":\"default\",\"rope_theta\":50000}", NULL},
+        {"{\"rope_type\":\"default\"}", "rope_parameters.rope_theta|missing"},
+        {"{\"rope_theta\":50000}", "rope_parameters.rope_type"},
+        {"{\"rope_theta\":50000,\"rope_type\":\"yarn\"}", "rope_parameters.factor|missing"},
+        {"3", "'rope_parameters'|object"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bl_arena arena = {0};
+        bl_config c;
+        bl_error e = {0};
+        json_t *tree = changed("rope_parameters", cases[i].value), *text = json_object_get(tree, "text_config");
+        expect_failure(parse_tree(tree, &arena, &c, &e), &e, BL_E_INPUT, "'rope_parameters'|keep one");
+        bl_error_clear(&e);
+        json_object_del(text, "rope_scaling");
+        expect_failure(parse_tree(tree, &arena, &c, &e), &e, BL_E_INPUT, "'rope_parameters'|keep one");
+        bl_error_clear(&e);
+        json_object_del(text, "rope_theta");
+        bl_status s = parse_tree(tree, &arena, &c, &e);
+        if (cases[i].fragments) {
+            expect_failure(s, &e, BL_E_INPUT, cases[i].fragments);
+        } else {
+            assert_int_equal(s, BL_OK);
+            assert_true(c.rope_theta == 50000 && c.yarn == (i == 0));
+            assert_true(i > 0 || (c.rope_factor == 4 && c.rope_original_max_position_embeddings == 32));
+        }
+        json_decref(tree);
+        bl_arena_reset(&arena);
+    }
+}
+
 /* A selection made at ratio 1 reaches past the latents of a source with ratio 2. */
 static void test_selection_must_fit_its_latents(void **state)
 {
@@ -409,6 +447,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_base),
                                        cmocka_unit_test(test_every_key_is_checked),
+                                       cmocka_unit_test(test_rope_parameters),
                                        cmocka_unit_test(test_selection_must_fit_its_latents),
                                        cmocka_unit_test(test_required_keys),
                                        cmocka_unit_test(test_flattened),
