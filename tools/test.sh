@@ -45,9 +45,9 @@ run_meson() { # BUILD_DIR [meson test arguments]
 # A virtual environment with the packages the python tests use; skipped loudly where PyPI cannot be reached.
 venv=build-venv
 make_venv() {
-    [ -x $venv/bin/python ] && $venv/bin/python -c 'import numpy, pytest, xdist, safetensors, ml_dtypes, tokenizers' 2>/dev/null && return 0
+    [ -x $venv/bin/python ] && $venv/bin/python -c 'import numpy, pytest, xdist, safetensors, ml_dtypes, tokenizers, transformers' 2>/dev/null && return 0
     rm -rf $venv
-    python3 -m venv $venv && $venv/bin/pip install -q --disable-pip-version-check numpy pytest pytest-timeout pytest-xdist safetensors ml_dtypes tokenizers
+    python3 -m venv $venv && $venv/bin/pip install -q --disable-pip-version-check numpy pytest pytest-timeout pytest-xdist safetensors ml_dtypes tokenizers transformers
 }
 
 run_pytest() { # BUILD_DIR

@@ -1,5 +1,7 @@
 """Files as other programs see them: Python's safetensors opens every file written, ml_dtypes reads the same numbers from the same bytes
 as the oracle, coreutils checks SHA256SUMS."""
+import json
+import shutil
 import subprocess
 
 import ml_dtypes
@@ -114,6 +116,55 @@ def test_casts_are_what_the_oracle_makes_of_them(made, shared):
     import numerics
 
     check_cast(load(made / "hf"), load(made / "bf16"), numerics)
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    t = pytest.importorskip("transformers", reason="transformers is not installed: it does NOT read the configs")
+
+    class Config(t.PretrainedConfig):
+        """As a trainer has one: with the keys that transformers itself wants to know."""
+        model_type = "deepseek_v41"
+
+        def __init__(self, max_position_embeddings=None, rope_theta=None, rope_scaling=None, rope_parameters=None, **more):
+            self.max_position_embeddings = max_position_embeddings
+            self.rope_parameters = rope_parameters or {"rope_theta": rope_theta, **(rope_scaling or {"rope_type": "default"})}
+            super().__init__(**more)
+
+    t.AutoConfig.register("deepseek_v41", Config, exist_ok=True)
+    return t
+
+
+@pytest.mark.parametrize("form", ["hf", "bf16", "packed"])
+def test_transformers_keeps_every_key_of_a_config(made, transformers, form):
+    """Nested as released, and flattened."""
+    raw = json.loads((made / form / "config.json").read_text())
+    assert ("text_config" in raw) == (form != "bf16")
+    read, _ = transformers.PretrainedConfig.get_config_dict(made / form)
+    assert {k: read[k] for k in raw} == raw
+    config = transformers.AutoConfig.from_pretrained(made / form)
+    assert type(config).__name__ == "Config"
+    text, want = (config.to_dict(), raw) if form == "bf16" else (config.text_config, raw["text_config"])
+    for key in ("hidden_size", "num_hidden_layers", "n_routed_experts", "compress_ratios", "engram_layer_ids"):
+        assert text[key] == want[key], key
+
+
+def test_a_config_that_transformers_saved_is_read_again(made, transformers, baleen, tmp_path):
+    """It adds keys, orders them anew, and moves the rotation into rope_parameters."""
+    trained = shutil.copytree(made / "bf16", tmp_path / "trained")
+    transformers.AutoConfig.from_pretrained(trained).save_pretrained(trained)
+    saved = json.loads((trained / "config.json").read_text())
+    assert "rope_parameters" in saved and "rope_scaling" not in saved
+    r = baleen("verify", trained, "--level", "2")
+    assert r.rc == 0, r.err
+    r = baleen("convert", trained, tmp_path / "new", "--to", "released", "--scale-hints", made / "hf")
+    assert r.rc == 0, r.err
+    r = baleen("verify", tmp_path / "new", "--against", trained)
+    assert r.rc == 0, r.err
+    saved["rope_parameters"]["rope_theta"] = 12345
+    (trained / "config.json").write_text(json.dumps(saved))
+    r = baleen("convert", trained, tmp_path / "other", "--to", "released", "--scale-hints", made / "hf")
+    assert r.rc == 3 and "'rope_parameters': says something else than config.source.json" in r.err
 
 
 @pytest.mark.parametrize("to", ["bf16", "packed"])
