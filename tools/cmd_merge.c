@@ -14,11 +14,11 @@ static const char details[] =
 
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
-    json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
+    json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
                           receipt_text(src), "destination", receipt_text(dst), "dry_run", o->dry_run, "ranks", r->source_ranks,
                           "source_tensors", (json_int_t)r->source_tensors, "tensors", (json_int_t)r->tensors, "tensor_bytes",
                           (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files, "file_bytes", (json_int_t)r->file_bytes,
-                          "sha256", !o->no_sha256, "seconds", r->seconds);
+                          "scales_restored", (json_int_t)r->hinted_count, "sha256", !o->no_sha256, "seconds", r->seconds);
     if (j && r->archive_bytes) {
         json_object_set_new(j, "archive_bytes", json_integer((json_int_t)r->archive_bytes));
     }
@@ -36,6 +36,10 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
     printf("\n");
+    if (r->hinted_count) {
+        printf("%zu weights that packing decoded %s their codes again, under the scales kept in " BL_SCALES_NAME "\n", r->hinted_count,
+               o->dry_run ? "would get" : "have");
+    }
 }
 
 static void on_note(const char *text)

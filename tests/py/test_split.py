@@ -65,8 +65,9 @@ def test_every_rank_and_back(baleen, request, tmp_path, which, split, tp):
     r = baleen("verify", src, "--against", out)
     assert r.rc == 0, r.err
     assert f"(tp {tp}, ep 2, pp 2, split {split})" in baleen("inspect", out).out
-    r = baleen("merge", out, tmp_path / "m")
-    assert r.rc == 0, r.err
+    assert (f"{len(kept)} weights that packing decoded would get" in baleen("merge", out, tmp_path / "m", "--dry-run").out) == bool(kept)
+    r = baleen("merge", out, tmp_path / "m", "--json")
+    assert r.rc == 0 and json.loads(r.out)["scales_restored"] == len(kept), r.err
     same_checkpoint(src, tmp_path / "m")
     for target in ("bf16", "released"):
         r = baleen("convert", out, tmp_path / target, "--to", target)
