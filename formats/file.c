@@ -21,10 +21,8 @@ struct bl_file {
 };
 
 struct bl_region {
-    atomic_uint refs;
     const uint8_t *data;
-    uint64_t size;
-    void *map; /* NULL when size is 0 */
+    void *map; /* NULL for an empty region */
     size_t map_bytes;
     bl_file *file;
 };
@@ -317,8 +315,7 @@ bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t 
     if (!r) {
         return bl_fail(err, BL_E_NOMEM, f->path, NULL, -1, "out of memory");
     }
-    *r = (bl_region){.data = nothing, .size = n, .file = bl_file_ref(f)};
-    atomic_init(&r->refs, 1);
+    *r = (bl_region){.data = nothing, .file = bl_file_ref(f)};
     bl_status s = bl_file_wait(f, offset, n, err);
     if (access == BL_ACCESS_AUTO) {
         access = on_network(f->fd) ? BL_ACCESS_PREAD : BL_ACCESS_MMAP;
@@ -333,17 +330,11 @@ bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t 
     return s;
 }
 
-bl_region *bl_region_ref(bl_region *r)
-{
-    atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
-    return r;
-}
-
 void bl_region_close(bl_region **rp)
 {
     bl_region *r = *rp;
     *rp = NULL;
-    if (r && atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) == 1) {
+    if (r) {
         if (r->map) {
             munmap(r->map, r->map_bytes);
         }
@@ -355,9 +346,4 @@ void bl_region_close(bl_region **rp)
 const uint8_t *bl_region_data(const bl_region *r)
 {
     return r->data;
-}
-
-uint64_t bl_region_size(const bl_region *r)
-{
-    return r->size;
 }

@@ -1,4 +1,4 @@
-/* Files to read: positioned reads that never come up short, and mapped regions with reference counts. */
+/* Files to read: positioned reads that never come up short, and mapped regions. */
 #ifndef BL_FORMATS_FILE_H
 #define BL_FORMATS_FILE_H
 
@@ -48,9 +48,7 @@ typedef struct bl_region bl_region;
  * large reads. data is aligned like offset modulo 4096 in the mapped form, to 64 in the other. A file
  * that is cut short while it is mapped raises SIGBUS on access: replace files, never truncate them. */
 bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t n, bl_access access, bl_error *err);
-bl_region *bl_region_ref(bl_region *r);
 void bl_region_close(bl_region **r);
 const uint8_t *bl_region_data(const bl_region *r);
-uint64_t bl_region_size(const bl_region *r);
 
 #endif

@@ -93,12 +93,9 @@ static void test_regions(void **state)
         for (uint64_t offset = 0; offset <= SIZE; offset += 4999) {
             bl_region *r;
             expect_ok(bl_region_open(&r, f, offset, SIZE - offset, ways[w], &e), &e);
-            assert_int_equal(bl_region_size(r), SIZE - offset);
             assert_memory_equal(bl_region_data(r), data + offset, SIZE - offset);
-            bl_region *again = bl_region_ref(r);
             bl_region_close(&r);
-            assert_non_null(bl_region_data(again));
-            bl_region_close(&again);
+            assert_null(r);
         }
         bl_region *r;
         expect_failure(bl_region_open(&r, f, 10, SIZE, ways[w], &e), &e, BL_E_INPUT, "past the end");
