@@ -78,9 +78,8 @@ static int roles(const bl_config *c)
     return c->num_hidden_layers + (c->earlier ? c->num_nextn_predict_layers : 0);
 }
 
-static void print_config(const bl_checkpoint *checkpoint, const generation_facts *f)
+static void print_model(const bl_config *c)
 {
-    const bl_config *c = &checkpoint->config;
     if (c->earlier) {
         printf("model: %d layers, %d draft layers, %d experts, model_type %s\n", c->num_hidden_layers, c->num_nextn_predict_layers,
                c->n_routed_experts, c->model_type);
@@ -91,6 +90,11 @@ static void print_config(const bl_checkpoint *checkpoint, const generation_facts
         printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
                c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
     }
+}
+
+static void print_roles(const bl_checkpoint *checkpoint, const generation_facts *f)
+{
+    const bl_config *c = &checkpoint->config;
     char role[256], previous[256] = "";
     int first = 0, count = roles(c);
     for (int i = 0; i <= count; i++) {
@@ -116,7 +120,8 @@ static void print_human(const bl_checkpoint *c, const generation_facts *f)
     printf("\n");
     if (c->has_config) {
         generation_print(f);
-        print_config(c, f);
+        print_model(&c->config);
+        print_roles(c, f);
     }
     printf("files: %zu, tensors: %zu, bytes of tensors: %llu (%s)\n", c->file_count, c->tensor_count,
            (unsigned long long)c->tensor_bytes, human(c->tensor_bytes, b, sizeof b));
@@ -172,6 +177,65 @@ static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bo
     }
     bl_arena_reset(&f.arena);
     return receipt_print("baleen inspect", j);
+}
+
+/* ---- a folder whose shards are still to come */
+
+/* Tensors by class as the index names them, and their bytes where the config tells (V4.1; else all 0). */
+static bl_status count_index(const bl_checkpoint *c, inspect_class *k, bl_error *err)
+{
+    bl_arena arena = {0};
+    bl_fit_model m;
+    bl_fit whole;
+    memset(k, 0, BL_CLASSES * sizeof *k);
+    for (size_t i = 0; i < c->unread_count; i++) k[bl_class_of(&c->config, c->unread[i])].tensors++;
+    if (c->config.earlier) return BL_OK;
+    const bl_fit_options all = {.context = 1, .engram_device = true};
+    bl_status s = bl_fit_open(&m, c, &arena, err);
+    if (s == BL_OK) s = bl_fit_try(&m, &all, 1, 1, 1, &arena, &whole, err);
+    for (int i = 0; s == BL_OK && i < BL_CLASSES; i++) k[i].bytes = whole.stages[0].classes[i];
+    bl_arena_reset(&arena);
+    return s;
+}
+
+static void print_index(const bl_checkpoint *c, const inspect_class *k)
+{
+    static const generation_facts none;
+    char b[32];
+    uint64_t bytes = 0;
+    for (int i = 0; i < BL_CLASSES; i++) bytes += k[i].bytes;
+    printf("%s: config and index, none of the %zu shards is here\n", c->name, c->problems);
+    print_model(&c->config);
+    if (!c->config.earlier) print_roles(c, &none);
+    printf("tensors: %zu", c->unread_count);
+    printf(bytes ? ", bytes that config.json calls for: %llu (%s)\n" : "\n", (unsigned long long)bytes, human(bytes, b, sizeof b));
+    for (int i = 0; i < BL_CLASSES; i++) {
+        if (!k[i].tensors) continue;
+        printf("  %-19s %6llu tensors", bl_class_name((bl_class)i), (unsigned long long)k[i].tensors);
+        if (k[i].bytes) printf(" %12s", human(k[i].bytes, b, sizeof b));
+        printf("\n");
+    }
+}
+
+static int inspect_index(const cli_command *cmd, const bl_checkpoint *c, bool json)
+{
+    bl_error err = {0};
+    inspect_class k[BL_CLASSES];
+    bl_status st = count_index(c, k, &err);
+    if (st != BL_OK || !json) {
+        if (st == BL_OK) print_index(c, k);
+        return cli_report(cmd->program, st, &err);
+    }
+    json_t *classes = json_array();
+    for (int i = 0; i < BL_CLASSES; i++) {
+        if (!k[i].tensors) continue;
+        json_t *j = json_pack("{s:s, s:I}", "class", bl_class_name((bl_class)i), "tensors", (json_int_t)k[i].tensors);
+        if (k[i].bytes) json_object_set_new(j, "bytes", json_integer((json_int_t)k[i].bytes));
+        json_array_append_new(classes, j);
+    }
+    return receipt_print(cmd->program, json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->name), "kind",
+                                                 "config and index", "files", (json_int_t)0, "shards_missing",
+                                                 (json_int_t)c->problems, "tensors", (json_int_t)c->unread_count, "classes", classes));
 }
 
 static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const char *name, bool json)
@@ -263,6 +327,27 @@ typedef struct inspect_options {
     int64_t rank, jobs;
 } inspect_options;
 
+static bool is_plain(const inspect_options *o)
+{
+    return !o->tensor && !o->check && !o->scales && o->rank < 0;
+}
+
+static void count_other(void *arg, const bl_error *problem)
+{
+    *(size_t *)arg += strncmp(problem->message, "shard is missing", 16) != 0;
+}
+
+/* Open a folder that has nothing wrong but that no shard is there yet; false for any other. */
+static bool open_index(bl_checkpoint **c, const char *path)
+{
+    size_t others = 0;
+    const bl_checkpoint_options how = {.tolerate = true, .on_problem = count_other, .arg = &others, .any_generation = true};
+    bl_status s = bl_checkpoint_open(c, path, &how, NULL);
+    if (s == BL_OK && (*c)->has_config && !(*c)->file_count && (*c)->unread_count && !others) return true;
+    bl_checkpoint_close(c);
+    return false;
+}
+
 static int inspect_path(const cli_command *cmd, const char *path, const inspect_options *o)
 {
     bl_checkpoint *c = NULL;
@@ -273,6 +358,11 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
                                        .one_rank = o->rank >= 0, .rank = (int)o->rank, .archives = spill ? &archives : NULL};
     bl_status st = bl_checkpoint_open(&c, path, &how, &err);
     free(spill);
+    if (st == BL_E_INPUT && is_plain(o) && open_index(&c, path)) {
+        int rc = inspect_index(cmd, c, o->json);
+        bl_checkpoint_close(&c);
+        return rc;
+    }
     if (st == BL_OK && problem.code != BL_OK && (!c->has_config || !c->tensor_count)) {
         st = problem.code;
         err = problem;
@@ -303,7 +393,8 @@ int cmd_inspect(int argc, char **argv)
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command cmd = {"baleen inspect", "PATH [--check | --scales | --fit LIST | --tensor NAME] [options]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
-                             "roles, tensors by class.\nThe demo model is shown when no PATH is given.",
+                             "roles, tensors by class. Of a download that has not begun, config.json and the index are enough.\nThe demo "
+                             "model is shown when no PATH is given.",
                              CHECK_HELP SCALES_HELP FIT_HELP, options, 0, 1};
     int rc = cli_parse(&cmd, argc, argv, args, &count);
     if (rc >= 0) return rc;

@@ -55,6 +55,26 @@ def test_v3_within_memory(baleen, v3):
     assert (r.rc, j["tensors"], j["tensor_bytes"]) == (0, count, total), r.err
 
 
+def test_config_and_index_are_enough(baleen, shared, tmp_path):
+    folder = tmp_path / "m"
+    rows = headers.released(shared / "data" / "tensor_inventory.json")
+    total = headers.write_folder(folder, rows, (shared / "data" / "config.json").read_text(), shards=False)
+    r = baleen("inspect", folder)
+    assert r.rc == 0 and "none of the 48 shards is here" in r.out and f"tensors: 96085, bytes that config.json calls for: {total} " in r.out
+    assert "publishes candidates" in r.out
+    j = json.loads(baleen("inspect", folder, "--json").out)
+    assert sum(c["bytes"] for c in j["classes"]) == total and sum(c["tensors"] for c in j["classes"]) == j["tensors"] == len(rows)
+    for options in (["--check"], ["--scales"], ["--tensor", "norm.weight"]):
+        r = baleen("inspect", folder, *options)
+        assert r.rc == 3 and "shard is missing" in r.err
+    (folder / "stray.safetensors").write_bytes(b"")
+    assert "stray" in baleen("inspect", folder).err
+    rows, config = headers.v3()
+    headers.write_folder(tmp_path / "v3", rows, config, shards=False)
+    j = json.loads(baleen("inspect", tmp_path / "v3", "--json").out)
+    assert j["tensors"] == len(rows) and j["shards_missing"] == 64 and "bytes" not in j["classes"][0]
+
+
 def test_index_and_shards_are_held_against_each_other_in_order(baleen, tmp_path):
     rows = [(k % 2, f"layers.{k}.w.weight", "BF16", [4, 4]) for k in range(8)]
     index = tmp_path / "m" / "model.safetensors.index.json"
