@@ -78,12 +78,16 @@ static bl_status complete(const bl_witnesses *w, char **made, size_t *n, size_t 
     if (!lines) {
         return nomem(err);
     }
+    bool all = true;
     for (size_t i = 0; i < w->count; i++) {
+        all &= w->items[i].hashed;
         lines[i].name = w->items[i].name;
         memcpy(lines[i].digest, w->items[i].sha256, sizeof lines[i].digest);
         *listed += !w->items[i].listed;
     }
-    bl_status s = *listed ? bl_sums_text(lines, w->count, made, n, err) : BL_OK;
+    bl_status s = !all    ? bl_fail(err, BL_E_INTERNAL, NULL, NULL, -1, "a file was not hashed before signing")
+                  : *listed ? bl_sums_text(lines, w->count, made, n, err)
+                            : BL_OK;
     free(lines);
     return s;
 }
