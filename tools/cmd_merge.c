@@ -14,7 +14,7 @@ static const char details[] =
 
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
-    json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
+    json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "merge", "source",
                           receipt_text(src), "destination", receipt_text(dst), "dry_run", o->dry_run, "ranks", r->source_ranks,
                           "source_tensors", (json_int_t)r->source_tensors, "tensors", (json_int_t)r->tensors, "tensor_bytes",
                           (json_int_t)r->tensor_bytes, "files", (json_int_t)r->files, "file_bytes", (json_int_t)r->file_bytes,
