@@ -71,7 +71,8 @@ static bl_status check_small(apply_job *a, bl_error *err)
         uint8_t sha256[32];
         BL_TRY(path ? bl_sha256_file(path, sha256, err) : nomem(err));
         if (!line || memcmp(line->digest, sha256, sizeof sha256) != 0) {
-            return bl_fail(err, BL_E_INPUT, path, NULL, -1, line ? "its SHA-256 differs from " BL_SUMS_NAME : "is not listed in " BL_SUMS_NAME);
+            return bl_fail(err, BL_E_INPUT, path, NULL, -1,
+                           line ? "its SHA-256 differs from " BL_SUMS_NAME : "is not listed in " BL_SUMS_NAME);
         }
     }
     return BL_OK;
@@ -88,7 +89,8 @@ static bl_status read_states(apply_job *a, bl_error *err)
     bl_digest d = bl_digest_bytes(text, n);
     free(text);
     if (!bl_digest_equal(&d, &a->delta.base)) {
-        return bl_fail(err, BL_E_INPUT, a->base_path, NULL, -1, "is not the state that the delta was made for, by the digest of " BL_BUCKETS_NAME);
+        return bl_fail(err, BL_E_INPUT, a->base_path, NULL, -1,
+                       "is not the state that the delta was made for, by the digest of " BL_BUCKETS_NAME);
     }
     const char *path = bl_path_join(arena, a->delta_path, BL_DELTA_TARGET_NAME);
     BL_TRY(path ? bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &a->text, &a->text_bytes, err) : nomem(err));
@@ -118,12 +120,13 @@ static bl_status match_changes(apply_job *a, lane *l, bl_error *err)
         bool right = l->changes[i] ? bl_digest_equal(&t->base, &before->digest) && bl_digest_equal(&t->target, &after->digest)
                                    : bl_digest_equal(&before->digest, &after->digest);
         if (!right) {
-            return bl_fail(err, BL_E_INPUT, a->delta_path, after->tensor.name, -1, "the delta does not lead to the digest of its new state");
+            return bl_fail(err, BL_E_INPUT, a->delta_path, after->tensor.name, -1,
+                           "the delta does not lead to the digest of its new state");
         }
     }
     return next == count ? BL_OK
-                         : bl_fail(err, BL_E_INPUT, a->delta_path, l->delta->tensors[next].name, -1, "is not a tensor of %s, or out of order",
-                                   l->after->name);
+                         : bl_fail(err, BL_E_INPUT, a->delta_path, l->delta->tensors[next].name, -1,
+                                   "is not a tensor of %s, or out of order", l->after->name);
 }
 
 /* The parts of the new file: header, tensors, padding. */

@@ -247,7 +247,8 @@ bl_status bl_patch_end(bl_patch *p, bl_error *err)
     if (!p->over) {
         BL_TRY(take(p, &more, 1, &none, err));
     }
-    return (p->over || none) && p->bytes == p->t->bytes && p->begin == p->end ? BL_OK : refuse(p, "its stream is not as long as it should be", err);
+    bool right = (p->over || none) && p->bytes == p->t->bytes && p->begin == p->end;
+    return right ? BL_OK : refuse(p, "its stream is not as long as it should be", err);
 }
 
 void bl_patch_close(bl_patch **pp)

@@ -45,7 +45,8 @@ static void fill_report(const bl_bucket_job *b, bl_bucket_report *r)
 bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst, const bl_bucket_options *o, const bl_buckets *like,
                              bl_bucket_report *report, bl_error *err)
 {
-    *b = (bl_bucket_job){.options = {.target = BL_TO_MERGED, .jobs = o->jobs, .cpu = o->cpu, .spill_max = o->spill_max, .no_sha256 = o->no_sha256, .note = o->note,
+    *b = (bl_bucket_job){.options = {.target = BL_TO_MERGED, .jobs = o->jobs, .cpu = o->cpu, .spill_max = o->spill_max,
+                                     .no_sha256 = o->no_sha256, .note = o->note,
                                      .cancelled = o->cancelled, .progress = o->progress, .progress_arg = o->progress_arg}};
     b->job.o = &b->options;
     pthread_mutex_init(&b->job.lock, NULL);

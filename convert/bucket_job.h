@@ -19,7 +19,8 @@ typedef struct bl_bucket_job {
     const bl_bucket_pass *pass;
 } bl_bucket_job;
 
-/* Open src, plan its buckets (like: bl_bucket_plan_make), and fill in what of the report follows. Always followed by bl_bucket_job_close. */
+/* Open src, plan its buckets (like: bl_bucket_plan_make), and fill in what of the report follows. Always followed by
+ * bl_bucket_job_close. */
 bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst, const bl_bucket_options *o, const bl_buckets *like,
                              bl_bucket_report *report, bl_error *err);
 /* s, err: how the job ended. */

@@ -242,7 +242,8 @@ static uint64_t slice_bytes(const planner *p, const item *items, size_t count, u
 static uint64_t slice_rows(const planner *p, const item *items, size_t count)
 {
     const bl_weight *w = items[0].t->members[0].pieces;
-    uint64_t step = w->scale && w->block_rows > BL_BLOCK ? w->block_rows : BL_BLOCK, steps = (p->o->size / slice_bytes(p, items, count, step)) + 1;
+    uint64_t step = w->scale && w->block_rows > BL_BLOCK ? w->block_rows : BL_BLOCK;
+    uint64_t steps = p->o->size / slice_bytes(p, items, count, step) + 1;
     while (steps && slice_bytes(p, items, count, steps * step) > p->o->size) {
         steps--;
     }
@@ -378,8 +379,8 @@ static bl_status make_whole_plan(const bl_checkpoint *c, const bl_binding *b, bl
     return *all ? BL_OK : nomem(err);
 }
 
-bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like, bl_arena *arena,
-                              bl_bucket_plan *out, bl_error *err)
+bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like,
+                              bl_arena *arena, bl_bucket_plan *out, bl_error *err)
 {
     bl_plan whole;
     bl_plan_tensor **all;

@@ -16,9 +16,10 @@ typedef struct bl_bucket_plan {
     size_t name_count;
 } bl_bucket_plan;
 
-/* Plan the buckets of c, whose binding is b. What is kept by the receiver is what like, which may be NULL, has so. All lives in arena and borrows from c and b. */
-bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like, bl_arena *arena,
-                              bl_bucket_plan *out, bl_error *err);
+/* Plan the buckets of c, whose binding is b. What is kept by the receiver is what like, which may be NULL, has so. All lives in arena
+ * and borrows from c and b. */
+bl_status bl_bucket_plan_make(const bl_checkpoint *c, const bl_binding *b, const bl_bucket_options *o, const bl_buckets *like,
+                              bl_arena *arena, bl_bucket_plan *out, bl_error *err);
 
 /* Tensors and slices in buckets, but not yet at places. */
 typedef struct bl_bucket_dealt {

@@ -25,6 +25,9 @@ static uint64_t area(bl_rect r)
 
 bool bl_job_reads_again(const bl_job *j, const bl_plan_tensor *t, size_t member)
 {
+    if (t->member_count == 0) {
+        return false; /* padding */
+    }
     const bl_weight *w = t->members[member].pieces;
     return are_recorded(j) && !t->scale && !t->encode && (t->fine_rows != w->fine_rows || t->fine_cols != w->fine_cols);
 }

@@ -144,8 +144,8 @@ static void on_note(const char *text)
 static int print_delta_json(const char *src, const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
     return receipt_print("baleen bucket",
-                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket", "source",
-                                   receipt_text(src), "base", receipt_text(o->base), "destination", receipt_text(dst), "dry_run",
+                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket",
+                                   "source", receipt_text(src), "base", receipt_text(o->base), "destination", receipt_text(dst), "dry_run",
                                    o->dry_run, "encoding", bl_delta_encoding_name(o->encoding), "buckets", (json_int_t)r->buckets,
                                    "tensors", (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "changed_buckets",
                                    (json_int_t)r->changed_buckets, "changed_tensors", (json_int_t)r->changed, "changed_bytes",
@@ -160,8 +160,8 @@ static void print_delta_text(const char *dst, const bl_bucket_options *o, const 
                (double)r->tensor_bytes * 1e-9, o->base);
         return;
     }
-    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB, %.1f s, %.2f GB/s compared\n", dst, r->changed,
-           r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9, r->seconds,
+    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB, %.1f s, %.2f GB/s compared\n", dst,
+           r->changed, r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9, r->seconds,
            (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
 }
 
@@ -178,18 +178,18 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
     bl_status s = bl_bucket_apply(delta, base, dst, &o, &r, &err);
     cli_progress_end(&progress);
     if (s == BL_OK && json) {
-        return receipt_print("baleen bucket",
-                             json_pack("{s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket", "delta",
-                                       receipt_text(delta), "base", receipt_text(base), "destination", receipt_text(dst), "buckets",
-                                       (json_int_t)r.buckets, "tensors", (json_int_t)r.tensors, "changed_buckets",
-                                       (json_int_t)r.changed_buckets, "changed_tensors", (json_int_t)r.changed, "delta_bytes",
-                                       (json_int_t)r.delta_bytes, "file_bytes", (json_int_t)r.file_bytes, "linked_buckets",
-                                       (json_int_t)r.linked, "linked_bytes", (json_int_t)r.linked_bytes, "sha256", !o.no_sha256, "seconds",
-                                       r.seconds));
+        json_t *j = json_pack("{s:s, s:o, s:o, s:o, s:b, s:f}", "command", "bucket", "delta", receipt_text(delta), "base",
+                              receipt_text(base), "destination", receipt_text(dst), "sha256", !o.no_sha256, "seconds", r.seconds);
+        json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "buckets", (json_int_t)r.buckets, "tensors",
+                                            (json_int_t)r.tensors, "changed_buckets", (json_int_t)r.changed_buckets, "changed_tensors",
+                                            (json_int_t)r.changed, "delta_bytes", (json_int_t)r.delta_bytes, "file_bytes",
+                                            (json_int_t)r.file_bytes, "linked_buckets", (json_int_t)r.linked, "linked_bytes",
+                                            (json_int_t)r.linked_bytes));
+        return receipt_print("baleen bucket", j);
     }
     if (s == BL_OK) {
-        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked, %.1f s, %.2f GB/s\n", dst, r.changed,
-               r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked, r.seconds,
+        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked, %.1f s, %.2f GB/s\n", dst,
+               r.changed, r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked, r.seconds,
                (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
     }
     return cli_report(c->program, s, &err);
@@ -284,7 +284,8 @@ int cmd_bucket(int argc, char **argv)
     const char *args[2];
     given g = {0};
     int count;
-    bl_bucket_options o = {.size = NOT_GIVEN, .align = NOT_GIVEN, .host = BL_HOST_ENGRAM, .spill_max = BL_SPILL_MAX, .note = on_note, .cancelled = cli_interrupted};
+    bl_bucket_options o = {.size = NOT_GIVEN, .align = NOT_GIVEN, .host = BL_HOST_ENGRAM, .spill_max = BL_SPILL_MAX,
+                           .note = on_note, .cancelled = cli_interrupted};
     const cli_option options[] = {
         {"size", CLI_SIZE, &o.size, "SIZE", "most bytes of a bucket (default 512MiB)"},
         {"align", CLI_SIZE, &o.align, "BYTES", "of every tensor in its bucket: a power of two up to 4096 (default 256; 1: no padding)"},
@@ -311,7 +312,8 @@ int cmd_bucket(int argc, char **argv)
         return rc;
     }
     if (g.apply) {
-        const bl_apply_options a = {.link = g.link, .jobs = o.jobs, .no_sha256 = o.no_sha256, .note = on_note, .cancelled = cli_interrupted};
+        const bl_apply_options a = {.link = g.link, .jobs = o.jobs, .no_sha256 = o.no_sha256, .note = on_note,
+                                    .cancelled = cli_interrupted};
         return apply(&c, g.apply, args[0], args[1], &a, g.json);
     }
     return deal(&c, args[0], args[1], &o, g.json);

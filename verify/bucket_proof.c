@@ -101,7 +101,8 @@ static bl_status check_coverage(prover *x, bl_error *err)
     BL_TRY(bl_buckets_names(&x->buckets, &x->p.arena, &names, &count, err));
     BL_TRY(bl_names_digest(names, count, &d, err));
     if (!bl_digest_equal(&d, &x->buckets.names)) {
-        bl_find(x->p.f, 0, x->p.folder, NULL, -1, -1, "the tensors of " BL_BUCKETS_NAME " are not those of the model, by the digest of their names");
+        bl_find(x->p.f, 0, x->p.folder, NULL, -1, -1,
+                "the tensors of " BL_BUCKETS_NAME " are not those of the model, by the digest of their names");
     }
     check_scales(x, names, count);
     return bl_folder_judge(&x->p, 0, check_config(x, names, count, &e), &e, err);

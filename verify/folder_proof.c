@@ -60,7 +60,8 @@ bl_status bl_folder_strays(bl_folder_proof *p, bl_error *err)
 }
 
 bl_status bl_folder_open(bl_folder_proof *p,
-                         bl_status (*match)(bl_folder_proof *p, size_t i, const bl_st_header *h, bl_payload *out, bl_error *err), bl_error *err)
+                         bl_status (*match)(bl_folder_proof *p, size_t i, const bl_st_header *h, bl_payload *out, bl_error *err),
+                         bl_error *err)
 {
     p->files = bl_arena_array(&p->arena, p->expected_count, sizeof *p->files);
     if (!p->files) {

@@ -34,6 +34,7 @@ bl_status bl_folder_strays(bl_folder_proof *p, bl_error *err);
 /* Open the expected files; match holds the header of file i against its description, and sets all of out but path and file. What does not
  * fit is found at level 1, and is not read. */
 bl_status bl_folder_open(bl_folder_proof *p,
-                         bl_status (*match)(bl_folder_proof *p, size_t i, const bl_st_header *h, bl_payload *out, bl_error *err), bl_error *err);
+                         bl_status (*match)(bl_folder_proof *p, size_t i, const bl_st_header *h, bl_payload *out, bl_error *err),
+                         bl_error *err);
 
 #endif

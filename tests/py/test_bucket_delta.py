@@ -17,7 +17,8 @@ import buckets
 import ckpt
 from conftest import BUILD, DEMO
 from test_bucket import make, same
-from test_bucket_verify import findings, flip, resum
+from test_bucket_verify import flip, resum
+from test_convert import peak_memory, sparse_table
 
 ZSTD = ctypes.CDLL("libzstd.so.1")
 ZSTD.ZSTD_decompress.restype = ZSTD.ZSTD_isError.restype = ctypes.c_size_t
@@ -314,8 +315,21 @@ def test_killed_while_applying(baleen, states, tmp_path):
 
 def test_signed_delta(baleen, states, tmp_path):
     delta = delta_copy(states, tmp_path)
-    for args in (["genpkey", "-algorithm", "ed25519", "-out", tmp_path / "key"], ["pkey", "-in", tmp_path / "key", "-pubout", "-out", tmp_path / "pub"]):
+    for args in (["genpkey", "-algorithm", "ed25519", "-out", tmp_path / "key"],
+                 ["pkey", "-in", tmp_path / "key", "-pubout", "-out", tmp_path / "pub"]):
         subprocess.run(["openssl", *args], check=True, capture_output=True)
     assert baleen("verify", delta, "--sign", tmp_path / "key").rc == 0
     assert baleen("verify", delta, "--key", tmp_path / "pub").rc == 0
     apply(baleen, delta, states / "a-alone", tmp_path / "out")
+
+
+def test_memory_does_not_grow_with_tensors(baleen, tmp_path):
+    src = sparse_table(tmp_path, rows=(320 << 20) // 32)
+    make(baleen, src, tmp_path / "base", "--host-owned", "none", "--no-sha256")
+    with open(src / "model-00002-of-00002.safetensors", "r+b") as f:
+        f.seek(-(200 << 20), os.SEEK_END)
+        f.write(b"\x38")
+    assert 0 < peak_memory("bucket", src, tmp_path / "delta", "--base", tmp_path / "base", "--no-sha256") <= 256 << 10
+    assert 0 < peak_memory("bucket", "--apply", tmp_path / "delta", tmp_path / "base", tmp_path / "out", "--no-sha256") <= 256 << 10
+    about = json.loads((tmp_path / "delta" / "delta.json").read_text())
+    assert [t["name"] for f in about["files"] for t in f["tensors"]] == ["layers.1.engram.embed.weight"]

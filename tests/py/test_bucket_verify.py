@@ -66,7 +66,8 @@ def test_holds(baleen, made):
 
 def test_signed(baleen, copy, tmp_path):
     """The signature covers buckets as it does a checkpoint: a description that was rewritten with its sums is refused first."""
-    for args in (["genpkey", "-algorithm", "ed25519", "-out", tmp_path / "key"], ["pkey", "-in", tmp_path / "key", "-pubout", "-out", tmp_path / "pub"]):
+    for args in (["genpkey", "-algorithm", "ed25519", "-out", tmp_path / "key"],
+                 ["pkey", "-in", tmp_path / "key", "-pubout", "-out", tmp_path / "pub"]):
         subprocess.run(["openssl", *args], check=True, capture_output=True)
     r = baleen("verify", copy, "--sign", tmp_path / "key")
     assert r.rc == 0, r.err

@@ -194,7 +194,8 @@ static void forged_records(void **state)
 static void other_streams(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"plain text that is no stream at all", "\x1f\x8b\x08 gzip", "\x28\xb5\x2f\xfd", "\x28\xb5\x2f\xfd\xff\xff\xff\xff\xff"};
+    static const char *const texts[] = {"plain text that is no stream at all", "\x1f\x8b\x08 gzip",
+                                         "\x28\xb5\x2f\xfd", "\x28\xb5\x2f\xfd\xff\xff\xff\xff\xff"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         char path[400];
         bl_error err = {0};
