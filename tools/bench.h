@@ -104,6 +104,7 @@ int bench_cast(int argc, char **argv);
 int bench_ceilings(int argc, char **argv);
 int bench_convert(int argc, char **argv);
 int bench_decode(int argc, char **argv);
+int bench_device(int argc, char **argv);
 int bench_hash(int argc, char **argv);
 int bench_load(int argc, char **argv);
 int bench_prefill(int argc, char **argv);

@@ -399,11 +399,6 @@ __global__ void index_queries_kernel(uint8_t *rows, float *weights, const uint16
     if (threadIdx.x == 0) weights[at] = from_bf16(to_bf16(from_bf16(dots[at]) * scale));
 }
 
-static unsigned blocks_of(int64_t n, int64_t each)
-{
-    return (unsigned)((n + each - 1) / each);
-}
-
 } // namespace bl
 
 using namespace bl;

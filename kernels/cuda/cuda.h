@@ -79,6 +79,9 @@ void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
 /* parts[segment][t][r] = the sums of single segments (ceil(cols / BL_DOT_SEGMENT) of them), for a kernel that adds them itself. */
 void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *parts);
 
+/* y [rows, cols] = rows from `row` on (a multiple of 32) of an fp8 or fp4 weight as bf16, exact for every legal code and scale. */
+void bl_cuda_cast(bl_cuda_stream s, uint16_t *y, const bl_matrix *w, int64_t row, int64_t rows);
+
 /* y [rows, n] = fp8 rounding of x (row stride ldx). May be in place. */
 void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t ldx, int64_t rows, int64_t n);
 

@@ -14,6 +14,10 @@ namespace bl {
 
 enum { S = 4 /* residual streams */, PAGE = 64, WARP = 32 };
 
+/* On the host: blocks for n items, so many each; multiprocessors of the current device. */
+static inline unsigned blocks_of(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
+int processor_count(void);
+
 __device__ __forceinline__ float from_bf16(uint16_t b)
 {
     return __uint_as_float((uint32_t)b << 16);

@@ -325,11 +325,6 @@ __global__ void sum_experts_kernel(float *partial, const uint16_t *y, const int3
     partial[t * D + i] = sum;
 }
 
-static unsigned blocks_of(int64_t n, int64_t each)
-{
-    return (unsigned)((n + each - 1) / each);
-}
-
 } // namespace bl
 
 using namespace bl;

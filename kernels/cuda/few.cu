@@ -1,5 +1,5 @@
-/* Products of up to eight tokens, where reading the weight is all there is to do: one block on each multiprocessor walks over tiles of 16
- * rows; a warp has its own ring of segments in shared memory, filled ahead by asynchronous copies, so that reading never waits for
+/* Products of up to eight tokens, where reading the weight is all there is to do: one or two blocks on each multiprocessor walk over tiles
+ * of 16 rows; a warp has its own ring of segments in shared memory, filled ahead by asynchronous copies, so that reading never waits for
  * arithmetic or for the end of a tile. Segment sums go to shared memory and are added there ascending (dot.h: the order). */
 #include "kernels/cuda/few.h"
 #include "kernels/cuda/device.cuh"
@@ -308,14 +308,6 @@ __global__ void __launch_bounds__(THREADS, ring<KIND>::BLOCKS) few_kernel(few_ar
 }
 
 /* ---- host */
-
-static int processor_count(void)
-{
-    int device = 0, n = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-    return n;
-}
 
 /* Tiles of a round: enough that warps share its segments evenly, where sums of so many find room. */
 static int round_tiles(int segments, int64_t tokens)

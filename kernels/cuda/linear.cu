@@ -65,41 +65,24 @@ __device__ __forceinline__ uint2 load_scales(const uint8_t *scale, int64_t k, in
     return v;
 }
 
-/* What a thread loads of a segment: codes and scales of rows g and g + 8. Other kinds load as they go. */
+/* What a thread loads of a segment: codes and scales of rows g and g + 8, sixteen bytes at a time. Other kinds load as they go. */
 template <bl_weight_kind KIND> struct raw {
-    __device__ __forceinline__ void load(const rows_of &, int64_t) {}
-};
-
-template <> struct raw<BL_W_FP8> {
-    uint4 codes[2][4];
+    enum { CODED = KIND == BL_W_FP8 || KIND == BL_W_FP4, EACH = KIND == BL_W_FP4 ? 32 : 16 /* elements of a load */,
+           LOADS = CODED ? SEGMENT / 4 / EACH : 1 };
+    uint4 codes[2][LOADS];
     uint2 scale[2];
     __device__ __forceinline__ void load(const rows_of &w, int64_t k0)
     {
+        if constexpr (CODED) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+            for (int h = 0; h < 2; h++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int64_t k = k0 + 64 * j + 16 * (threadIdx.x % 4);
-                codes[h][j] = load16(w.codes[h] + k, w.codes[h] && k < w.cols);
+                for (int j = 0; j < LOADS; j++) {
+                    const int64_t k = k0 + EACH * (4 * j + threadIdx.x % 4);
+                    codes[h][j] = load16(w.codes[h] + row_bytes(KIND, k), w.codes[h] && k < w.cols);
+                }
+                scale[h] = load_scales(w.scale[h], k0, w.cols);
             }
-            scale[h] = load_scales(w.scale[h], k0, w.cols);
-        }
-    }
-};
-
-template <> struct raw<BL_W_FP4> {
-    uint4 codes[2][2];
-    uint2 scale[2];
-    __device__ __forceinline__ void load(const rows_of &w, int64_t k0)
-    {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int64_t k = k0 + 128 * j + 32 * (threadIdx.x % 4);
-                codes[h][j] = load16(w.codes[h] + k / 2, w.codes[h] && k < w.cols);
-            }
-            scale[h] = load_scales(w.scale[h], k0, w.cols);
         }
     }
 };
@@ -342,11 +325,6 @@ template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(
         if (at < NT * 8 * ROWS && at / ROWS < count && row + at % ROWS < p.rows)
             y[(slot + at / ROWS) * p.rows + row + at % ROWS] = to_bf16(total[i]);
     }
-}
-
-static unsigned blocks_of(int64_t n, int64_t each)
-{
-    return (unsigned)((n + each - 1) / each);
 }
 
 /* Token tiles of a block, by the number of tokens: any choice gives the same bits. */

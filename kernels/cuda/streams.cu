@@ -293,11 +293,6 @@ __global__ void __launch_bounds__(WIDE) engram_gate_kernel(uint16_t *H, const ui
     for (int64_t i = threadIdx.x; i < D; i += blockDim.x) h[i] = to_bf16(from_bf16(h[i]) + gate * from_bf16(value[i]));
 }
 
-static unsigned blocks_of(int64_t n, int64_t each)
-{
-    return (unsigned)((n + each - 1) / each);
-}
-
 } // namespace bl
 
 using namespace bl;

@@ -158,6 +158,22 @@ static void check_grouped(check *c, bl_weight_kind kind, int64_t groups, int64_t
     gpu_case_end();
 }
 
+static void check_weight_cast(check *c, bl_weight_kind kind, int64_t rows, int64_t cols, int64_t row)
+{
+    check_case(c, "cast kind=%d rows=%lld cols=%lld from=%lld", (int)kind, (long long)rows, (long long)cols, (long long)row);
+    const bl_matrix m = random_matrix(c, kind, row + rows, cols), g = on_gpu(&m);
+    uint16_t *want = check_buffer(c, (size_t)(rows * cols) * 2, 16), *y = gpu_buffer((size_t)(rows * cols) * 2);
+    const uint8_t *codes = m.codes;
+    bl_cast_kernels cast;
+    bl_cast_init(&cast, 0);
+    for (int64_t r = row; r < row + rows; r++)
+        if (kind == BL_W_FP8) cast.fp8_row(want + (r - row) * cols, codes + r * cols, m.scale + r / 32 * (cols / 32), cols);
+        else cast.fp4_row(want + (r - row) * cols, codes + r * cols / 2, m.scale + r * (cols / 32), cols);
+    bl_cuda_cast(0, y, &g, row, rows);
+    check_bf16(c, "values", gpu_result(c, y, (size_t)(rows * cols) * 2), want, rows, cols);
+    gpu_case_end();
+}
+
 static void check_products(check *c)
 {
     static const int64_t tokens[] = {1, 3, 8, 9, 16, 17, 33, 70};
@@ -171,6 +187,9 @@ static void check_products(check *c)
     /* many blocks: the other number of warps */
     check_product(c, BL_W_FP8, 16 * 201, 1536, 2, 0, 1536);
     check_product(c, BL_W_FP4, 16 * 201, 1536, 2, 0, 1536);
+    for (int k = BL_W_FP8; k <= BL_W_FP4; k++)
+        for (int i = 0; i < 3; i++)
+            check_weight_cast(c, (bl_weight_kind)k, 1 + check_below(c, 90), 32 * (1 + check_below(c, 90)), 32 * check_below(c, 3));
     /* many tokens: kernels of their own; weights are expanded piece by piece where scratch is short */
     for (int k = BL_W_BF16; k <= BL_W_FP4; k++) {
         check_product(c, (bl_weight_kind)k, 200, 320, 193, 0, 320);

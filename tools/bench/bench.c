@@ -17,6 +17,7 @@ static const struct {
     {"ceilings", bench_ceilings, "what this machine can do: copy, read, hash, multiply-add, write"},
     {"convert", bench_convert, "whole conversions, beside what the disk takes and the CPUs hash"},
     {"decode", bench_decode, "one token through layers of the released widths, beside the read rate"},
+    {"device", bench_device, "kernels of the GPU backend, beside its copy rate and its products"},
     {"hash", bench_hash, "chunk and value digests in memory"},
     {"linear", bench_linear, "products on stored weights, beside the read rate and the multiply-add peak"},
     {"load", bench_load, "weights from files to the GPU, beside what its bus takes"},

@@ -358,8 +358,6 @@ __device__ __forceinline__ void attend_tokens(shared_state &sh, const bl_cuda_at
             if (++buffer == BUFFERS) buffer = 0, phase ^= 1;
         }
         if (HALF == 0) {
-            named_sync(3, GROUP); /* all scores of this token are there */
-            if (threadIdx.x == 0 && i + gridDim.x < turns) load_query(sh, map, query, turn_of(i + gridDim.x, tiles), a.heads);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int row = 16 * warp + g + 8 * h;
@@ -367,7 +365,8 @@ __device__ __forceinline__ void attend_tokens(shared_state &sh, const bl_cuda_at
                 if (t == 0) sh.denominator[row] = head < a.heads ? r.total[h] + bl_exp(a.sink[head] - r.peak[h]) : 1;
             }
         }
-        named_sync(READY, 2 * GROUP);
+        named_sync(READY, 2 * GROUP); /* also: nobody reads the query any more */
+        if (HALF == 0 && threadIdx.x == 0 && i + gridDim.x < turns) load_query(sh, map, query, turn_of(i + gridDim.x, tiles), a.heads);
         store_output<HALF>(a, sh, acc, at);
     }
 }
@@ -404,6 +403,7 @@ __global__ void __launch_bounds__(THREADS, 1) many_attend_kernel(const __grid_co
         fewer_registers<64>();
         decode_tokens(sh, a, tables, rows, turns, tiles, slots);
     }
+    __syncthreads(); /* nobody leaves while others use barriers */
 #endif
 }
 

@@ -90,12 +90,6 @@ __device__ __forceinline__ void spread(uint32_t words[4], const uint4 v)
     transpose4(words);
 }
 
-__device__ __forceinline__ uint32_t scale_at(uint32_t v, int b)
-{
-    const uint32_t s = (v >> b * 8 & 255) * 0x00800080u;
-    return s > 0x00400040u ? s : 0x00400040u;
-}
-
 /* Row of the tile that a thread's first row of the operand is; its second is two further. So its results are four neighbours. */
 __device__ __forceinline__ int row_in_tile(void)
 {
@@ -128,8 +122,8 @@ __device__ __forceinline__ void decode(fragment_a f[BATCH], const uint32_t words
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         const int step = BATCH * b + i;
-        const uint2 low = decode_fp4(words[0][step / 2] >> step % 2 * 16, scale_at(scale[0], step / 2));
-        const uint2 high = decode_fp4(words[1][step / 2] >> step % 2 * 16, scale_at(scale[1], step / 2));
+        const uint2 low = decode_fp4(words[0][step / 2] >> step % 2 * 16, block_scale(make_uint2(scale[0], 0), step / 2));
+        const uint2 high = decode_fp4(words[1][step / 2] >> step % 2 * 16, block_scale(make_uint2(scale[1], 0), step / 2));
         f[i] = {{low.x, high.x, low.y, high.y}};
     }
 }

@@ -1,5 +1,5 @@
 /* What only Hopper has: barriers that count bytes, tiles copied by the tensor memory accelerator, products of a warpgroup. Bodies
- * are empty on other architectures, whose kernels are never launched (hopper.h). */
+ * are empty on other architectures, whose kernels are never launched (is_hopper). */
 #ifndef BL_KERNELS_CUDA_SM90_HOPPER_CUH
 #define BL_KERNELS_CUDA_SM90_HOPPER_CUH
 
@@ -17,7 +17,6 @@ enum { GROUP = 128 /* threads of a warpgroup */, SWIZZLE = 128 /* bytes of a til
 
 /* On the host: whether the current device has it. */
 bool is_hopper(void);
-int processor_count(void);
 
 /* A map of a matrix [rows, cols] of bf16 (row stride in elements) in boxes of 64 columns and box_rows rows, swizzled; false where
  * the driver refuses. */
@@ -70,11 +69,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
 __device__ __forceinline__ void named_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void named_arrive(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* ---- tiles */

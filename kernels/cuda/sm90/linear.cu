@@ -160,41 +160,6 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
 #endif
 }
 
-/* ---- weights to bf16 */
-
-__global__ void expand_fp8_kernel(uint16_t *y, const uint8_t *codes, const uint8_t *scale, int64_t vectors, int cols)
-{
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, at = 16 * i, row = at / cols;
-    if (i >= vectors) return;
-    const uint32_t s = scale_bf16x2(scale[row / 32 * (cols / 32) + at % cols / 32]);
-    const uint4 v = __ldg((const uint4 *)codes + i);
-    const uint2 a = decode_fp8(v.x, s), b = decode_fp8(v.y, s), c = decode_fp8(v.z, s), d = decode_fp8(v.w, s);
-    ((uint4 *)y)[2 * i] = make_uint4(a.x, a.y, b.x, b.y);
-    ((uint4 *)y)[2 * i + 1] = make_uint4(c.x, c.y, d.x, d.y);
-}
-
-__global__ void expand_fp4_kernel(uint16_t *y, const uint8_t *codes, const uint8_t *scale, int64_t vectors)
-{
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= vectors) return;
-    const uint32_t s = scale_bf16x2(scale[i / 2]);
-    const uint2 v = __ldg((const uint2 *)codes + i);
-    const uint2 a = decode_fp4(v.x, s), b = decode_fp4(v.x >> 16, s), c = decode_fp4(v.y, s), d = decode_fp4(v.y >> 16, s);
-    ((uint4 *)y)[2 * i] = make_uint4(a.x, a.y, b.x, b.y);
-    ((uint4 *)y)[2 * i + 1] = make_uint4(c.x, c.y, d.x, d.y);
-}
-
-static void expand_weight(cudaStream_t s, uint16_t *y, const bl_matrix *w, int64_t row, int64_t rows)
-{
-    enum { EXPAND = 256 };
-    const int64_t vectors = rows * w->cols / 16;
-    const unsigned grid = (unsigned)((vectors + EXPAND - 1) / EXPAND);
-    const uint8_t *codes = (const uint8_t *)w->codes;
-    if (w->kind == BL_W_FP8)
-        expand_fp8_kernel<<<grid, EXPAND, 0, s>>>(y, codes + row * w->cols, w->scale + row / 32 * (w->cols / 32), vectors, (int)w->cols);
-    else expand_fp4_kernel<<<grid, EXPAND, 0, s>>>(y, codes + row * w->cols / 2, w->scale + row * (w->cols / 32), vectors);
-}
-
 /* ---- host */
 
 bool is_hopper(void)
@@ -230,11 +195,6 @@ bool make_tile_map(CUtensorMap *map, const uint16_t *x, int64_t rows, int64_t co
     const cuuint32_t box[2] = {TILE_K, (cuuint32_t)box_rows}, step[2] = {1, 1};
     return call(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)x, size, bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-static unsigned blocks_of(int64_t n, int64_t each)
-{
-    return (unsigned)((n + each - 1) / each);
 }
 
 /* rows of the product from row on, with the weight's rows row0 + row ... at w. */
@@ -277,7 +237,7 @@ bool bl_cuda_multiply_many(bl_cuda_stream s, const bl_cuda_product *p)
     if (most == 0 || (groups > 1 && most < all)) return false;
     for (int64_t row = 0; row < all; row += most) {
         const int64_t n = all - row < most ? all - row : most;
-        expand_weight(s, p->wide, &p->w, p->row0 + row, n);
+        bl_cuda_cast(s, p->wide, &p->w, p->row0 + row, n);
         if (!launch(s, p, p->wide, n, 0, row, groups > 1 ? p->rows : n)) return false;
     }
     return true;
