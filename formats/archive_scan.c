@@ -15,6 +15,7 @@
 #define MAX_RATIO 1000
 #define READ_BYTES ((size_t)1 << 20)
 #define SPOOL_ALIGN ((uint64_t)4096)
+#define AHEAD ((uint64_t)64 << 20) /* bytes that are unpacked before they are needed, so that both sides work at once */
 #define HEAD ((uint64_t)4096) /* bytes kept of a member in any case: enough to say what it is if it is no safetensors file */
 
 typedef struct scanner {
@@ -330,7 +331,8 @@ static bl_status take_spooled(scanner *x, const char *name, uint64_t size, bool 
 {
     bl_archive *a = x->a;
     if (!a->spool) {
-        BL_TRY(bl_spool_create(&a->spool, a->spill, x->o->spill_max, x->o->cancelled, x->err));
+        uint64_t pause = x->o->spill_max > AHEAD ? x->o->spill_max : AHEAD;
+        BL_TRY(bl_spool_create(&a->spool, a->spill, pause, x->o->cancelled, x->err));
         x->filling = true;
     }
     uint64_t base = SPOOL_ALIGN;

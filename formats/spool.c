@@ -36,6 +36,7 @@ struct bl_spool {
     ranges kept, wanted;
     uint64_t ready;  /* the stream has come to here */
     uint64_t needed; /* somebody waits for bytes before this */
+    uint64_t first;  /* the least that anybody waits for; UINT64_MAX: nobody waits */
     uint64_t stored, peak;
     bl_status status; /* of the stream */
     bl_error error;
@@ -88,6 +89,7 @@ bl_status bl_spool_create(bl_spool **out, const char *folder, uint64_t pause, bo
     pthread_cond_init(&s->moved, &a);
     pthread_condattr_destroy(&a);
     s->pause = pause;
+    s->first = UINT64_MAX;
     s->cancelled = cancelled;
     bl_error_clear(&s->error);
     *out = s;
@@ -354,7 +356,10 @@ bl_status bl_spool_put(bl_spool *s, const void *data, uint64_t n, uint64_t offse
         status = bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
     } else if ((status = store_wanted(s, data, n, offset, err)) == BL_OK) {
         s->ready = offset + n;
-        pthread_cond_broadcast(&s->moved);
+        if (s->ready >= s->first) { /* only then: many wait, and blocks are small */
+            s->first = UINT64_MAX;
+            pthread_cond_broadcast(&s->moved);
+        }
     }
     pthread_mutex_unlock(&s->lock);
     return status;
@@ -401,8 +406,11 @@ static bl_status begin_stream(bl_spool *s, bl_error *err)
 static bl_status await(bl_spool *s, uint64_t end, bl_error *err)
 {
     while (s->status == BL_OK && s->ready < end) {
-        s->needed = end > s->needed ? end : s->needed;
-        pthread_cond_broadcast(&s->moved);
+        if (end > s->needed) {
+            s->needed = end;
+            pthread_cond_broadcast(&s->moved); /* the stream may have paused */
+        }
+        s->first = end < s->first ? end : s->first;
         pause_a_while(s);
         if (s->cancelled && s->cancelled()) {
             return bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");

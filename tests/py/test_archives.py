@@ -189,6 +189,27 @@ def test_float32_scales_in_an_archive(tmp_path):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_weights_that_only_the_sums_name(nano, tmp_path, mode):
+    """A file of weights beside the checkpoint, in SHA256SUMS: read where it is, not from the hole that stands for it."""
+    folder, archive = tmp_path / "f", tmp_path / "a.tar"
+    shutil.copytree(nano, folder)
+    (folder / "extra").mkdir()
+    for f in ("extra/x.safetensors", "extra/notes.st"):
+        (folder / f).write_bytes(os.urandom(9000))
+    sums = subprocess.run("find . -type f ! -name SHA256SUMS -printf '%P\\n' | xargs sha256sum", shell=True, cwd=folder, check=True,
+                          capture_output=True, text=True).stdout
+    (folder / "SHA256SUMS").write_text(sums)
+    make_tar(archive, folder, mode=mode)
+    for spill in ("4GiB", "0"):
+        r = run("baleen", "verify", archive, "--spill", spill)
+        assert r.rc == 0 and f"{sums.count(chr(10))} files by SHA-256" in r.out, (r.out, r.err)
+    (folder / "extra/x.safetensors").write_bytes(bytes(9000))
+    make_tar(archive, folder, mode=mode)
+    r = run("baleen", "verify", archive, "--spill", "0")
+    assert r.rc == 1 and "a.tar/extra/x.safetensors" in r.err, r.err
+
+
 def test_one_tensor_of_an_archive(nano, tmp_path):
     make_tar(tmp_path / "a.tar.gz", nano, mode="w:gz")
     name = "layers.0.attn.wq_a.weight"
