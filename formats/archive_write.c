@@ -14,6 +14,7 @@
 #define TAR_BLOCK 512u
 #define ALIGN 4096u
 #define USTAR_MOST 077777777777ull /* bytes of a member that an ustar header can say */
+#define ZEROS ((uint64_t)64 << 20)
 #define GZIP_LEVEL "1"             /* codes of weights hardly compress: higher levels cost much and gain little */
 
 struct bl_archive_writer {
@@ -48,6 +49,10 @@ bl_archive_kind bl_archive_kind_of(const char *path)
 static la_ssize_t write_out(struct archive *a, void *arg, const void *data, size_t n)
 {
     bl_archive_writer *w = arg;
+    if (w->failed) {
+        archive_set_error(a, w->failed, "write error");
+        return -1;
+    }
     for (size_t done = 0; done < n;) {
         ssize_t k = write(w->fd, (const char *)data + done, n - done);
         if (k < 0 && errno == EINTR) {
@@ -225,7 +230,12 @@ void bl_archive_writer_abort(bl_archive_writer **wp)
         return;
     }
     if (w->a) {
-        archive_write_fail(w->a); /* or freeing it would write the end of an archive */
+        /* Freeing it writes the end of an archive, zeros for what is missing of a member included: nothing of that may reach the file.
+         * Giving it up instead loses libarchive's buffer, but compressing gigabytes of zeros would take minutes. */
+        w->failed = w->failed ? w->failed : ECANCELED;
+        if (w->left > ZEROS && (w->kind == BL_ARCHIVE_TAR_GZ || w->kind == BL_ARCHIVE_TAR_ZST)) {
+            archive_write_fail(w->a);
+        }
         archive_write_free(w->a);
     }
     if (w->fd >= 0) {
