@@ -56,7 +56,8 @@ typedef struct bl_pass {
 typedef struct bl_load {
     bl_file *file; /* those of one file follow each other */
     uint64_t offset, bytes;
-    void *to;                /* device; NULL: they are only checked */
+    void *to;                /* device, or host where host says so; NULL: they are only checked */
+    bool host;
     const bl_digest *chunks; /* of each BL_CHUNK_BYTES, the last one partial; NULL: they are not checked */
     const char *name;        /* of the tensor */
 } bl_load;
@@ -87,6 +88,8 @@ struct bl_backend {
     /* Backends with memory of their own have these two; the others use mapped files. place: room for a weight, owned by the backend.
      * load: fill such room from files, several readers at once; what has digests is held against them (BL_E_INPUT names the tensor). */
     void *(*place)(bl_backend *b, uint64_t bytes);
+    /* Where Engram tables are kept by the backend: room for one, *to for load (host memory where *host), *address for its kernels. */
+    bl_status (*place_table)(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
     bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
 
     /* What is wrong with the device for good, so that every pass from now on fails; NULL: nothing. The whole member may be NULL. */

@@ -25,12 +25,21 @@ typedef struct bl_cache_room {
     int64_t tokens;  /* of all; 0 = sequences * context, or what the device has memory for */
 } bl_cache_room;
 
+/* Where Engram tables lie when a GPU computes. */
+typedef enum bl_engram_place {
+    BL_ENGRAM_AUTO = 0, /* chosen by the memory plan, which says why */
+    BL_ENGRAM_DEVICE,   /* in the GPU's memory */
+    BL_ENGRAM_HOST,     /* in pinned memory of the host, in huge pages: the GPU reads rows over its bus */
+    BL_ENGRAM_MAPPED    /* in mapped files: the host gathers a pass's rows and sends them */
+} bl_engram_place;
+
 typedef struct bl_model_options {
     bl_access access;
     bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL verifies at level 3 first */
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
     bl_device device;
+    bl_engram_place engram;
     bl_cache_room cache; /* used on a GPU; on the CPU memory that is not used costs nothing */
     bool need_tokenizer; /* fail when tokenizer.json is absent (Engram models need it anyway) */
     /* For tests that prove the parity checks: may replace CPU kernels before anything runs. NULL = none. */
@@ -50,6 +59,8 @@ struct bl_memory_plan;
 bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err);
 /* What is wrong with the device for good, NULL = nothing: every forward pass from now on fails. Of the thread that runs them. */
 const bl_error *bl_model_fault(const bl_model *m);
+/* The plan that its memory was taken by. */
+const struct bl_memory_plan *bl_model_memory(const bl_model *m);
 /* "cpu", "cuda" */
 const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);

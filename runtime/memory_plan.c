@@ -3,8 +3,15 @@
 #include "runtime/cuda/cuda.h"
 #include "runtime/model.h"
 
+#include <stdio.h>
+
 /* Graphs of recorded passes and what kernels need beside their arguments. */
 #define RESERVE ((uint64_t)1 << 30)
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
 
 static void add(bl_memory_plan *p, bl_memory_place place, const char *what, uint64_t bytes)
 {
@@ -25,7 +32,7 @@ static uint64_t table_bytes(const bl_weights *w)
 {
     uint64_t n = 0;
     for (size_t i = 0; i < w->handle_count; i++)
-        if (w->handles[i].host) n += stored_bytes(&w->handles[i]);
+        if (w->handles[i].host) n += bl_line(stored_bytes(&w->handles[i]));
     return n;
 }
 
@@ -111,9 +118,53 @@ static void plan_cuda(bl_memory_plan *p, const bl_memory_request *r, const bl_co
     p->reserve = RESERVE;
 }
 
-static double gib(uint64_t bytes)
+/* ---- Engram tables */
+
+/* What the cache takes when it is as large as it may become; one sequence where nothing is said. */
+static uint64_t whole_cache(const bl_memory_plan *p, const bl_config *c, const bl_shard *shard)
 {
-    return (double)bytes / (double)(1 << 30);
+    bl_memory_plan all = *p;
+    if (!all.sequences) all.sequences = 1, all.context = c->max_position_embeddings;
+    all.pages = pages_of(c, all.sequences, (int64_t)all.sequences * all.context);
+    return cache_bytes(c, shard, &all);
+}
+
+/* On the device when everything else fits beside them at its largest: the host's memory is for what does not. */
+static bl_engram_place choose_place(bl_memory_plan *p, const bl_memory_request *r, uint64_t rest)
+{
+    const uint64_t spare = p->engram_bytes / 8 + ((uint64_t)4 << 30);
+    if (!p->memory) {
+        snprintf(p->engram_why, sizeof p->engram_why, "free memory of the device is not known");
+        return BL_ENGRAM_MAPPED;
+    }
+    if (rest + p->engram_bytes <= p->memory) {
+        snprintf(p->engram_why, sizeof p->engram_why, "%.2f GiB fit on the device beside the largest cache", gib(p->engram_bytes));
+        return BL_ENGRAM_DEVICE;
+    }
+    const uint64_t missing = rest + p->engram_bytes - p->memory;
+    if (r->host_memory >= p->engram_bytes + spare) {
+        snprintf(p->engram_why, sizeof p->engram_why, "on the device the largest cache would miss %.2f GiB", gib(missing));
+        return BL_ENGRAM_HOST;
+    }
+    snprintf(p->engram_why, sizeof p->engram_why, "the device misses %.2f GiB, and the host has %.2f available for tables of %.2f",
+             gib(missing), gib(r->host_memory), gib(p->engram_bytes));
+    return BL_ENGRAM_MAPPED;
+}
+
+static void plan_tables(bl_memory_plan *p, const bl_memory_request *r, const bl_config *c, const bl_shard *shard, const bl_weights *w)
+{
+    static const bl_memory_place places[] = {
+        [BL_ENGRAM_DEVICE] = BL_MEMORY_DEVICE, [BL_ENGRAM_HOST] = BL_MEMORY_PINNED, [BL_ENGRAM_MAPPED] = BL_MEMORY_MAPPED};
+    p->engram_bytes = table_bytes(w);
+    if (!p->engram_bytes) return;
+    if (p->device != BL_DEVICE_CUDA) p->engram = BL_ENGRAM_MAPPED;
+    else if (r->engram == BL_ENGRAM_AUTO)
+        p->engram = choose_place(p, r, p->total[BL_MEMORY_DEVICE] + p->reserve + whole_cache(p, c, shard));
+    else {
+        p->engram = r->engram;
+        snprintf(p->engram_why, sizeof p->engram_why, "as asked for");
+    }
+    add(p, places[p->engram], "Engram tables", p->engram_bytes);
 }
 
 static bl_status check_fit(const bl_memory_plan *p, bl_error *err)
@@ -138,9 +189,9 @@ bl_status bl_memory_plan_make(bl_memory_plan *p, const bl_memory_request *r, con
     }
     p->weight_bytes = weight_bytes(w);
     add(p, cuda ? BL_MEMORY_DEVICE : BL_MEMORY_MAPPED, "weights", p->weight_bytes);
-    add(p, BL_MEMORY_MAPPED, "Engram tables", table_bytes(w));
     if (cuda) plan_cuda(p, r, c, shard);
     else add(p, BL_MEMORY_HOST, "activations", bl_scratch_bytes(c, shard, r->max_tokens) + r->scratch_bytes);
+    plan_tables(p, r, c, shard, w);
     if (p->sequences) {
         plan_tokens(p, r->cache.tokens, c, shard);
         add_cache(p, cuda ? BL_MEMORY_DEVICE : BL_MEMORY_HOST, c, shard);

@@ -39,6 +39,10 @@ typedef struct bl_memory_plan {
     uint64_t cache_bytes;
 
     uint64_t weight_bytes; /* on the device; 0 = not known */
+
+    bl_engram_place engram; /* chosen; AUTO: there are no tables */
+    uint64_t engram_bytes;
+    char engram_why[160];
 } bl_memory_plan;
 
 /* What is planned for. */
@@ -47,6 +51,8 @@ typedef struct bl_memory_request {
     int64_t max_tokens; /* of a pass */
     bl_cache_room cache;
     uint64_t memory;        /* as above */
+    uint64_t host_memory;   /* what the host has available; 0 = not known */
+    bl_engram_place engram;
     uint64_t scratch_bytes; /* of the CPU backend; not used for a GPU */
 } bl_memory_request;
 

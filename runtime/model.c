@@ -226,9 +226,21 @@ static bl_status resolve(bl_model *m, const char *path, bl_error *err)
     return bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, err);
 }
 
+/* Of the host, page cache that can go included; 0 where the system does not say. */
+static uint64_t available_memory(void)
+{
+    unsigned long long kib = 0;
+    char line[256];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) kib = 0;
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
 static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memory, bl_error *err)
 {
-    bl_memory_request r = {.device = chosen_device(o), .max_tokens = pass_tokens(chosen_device(o)), .cache = o->cache, .memory = memory};
+    bl_memory_request r = {.device = chosen_device(o), .max_tokens = pass_tokens(chosen_device(o)), .cache = o->cache, .memory = memory,
+                           .host_memory = available_memory(), .engram = o->engram};
     BL_TRY(bl_pool_create(&m->pool, o->threads, err));
     const bl_cpu_options cpu = cpu_options(m, o);
     if (r.device == BL_DEVICE_CPU) BL_TRY(bl_cpu_scratch_bytes(&r.scratch_bytes, &m->config, &m->shard, &cpu, err));
@@ -306,6 +318,11 @@ void bl_model_close(bl_model **model)
 const bl_error *bl_model_fault(const bl_model *m)
 {
     return m->backend->fault ? m->backend->fault(m->backend) : NULL;
+}
+
+const bl_memory_plan *bl_model_memory(const bl_model *m)
+{
+    return &m->plan;
 }
 
 const char *bl_model_device(const bl_model *m)

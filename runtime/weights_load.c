@@ -56,7 +56,7 @@ static bl_status map_files(loader *l, bl_access access)
     for (size_t i = 0, next; i < w->handle_count; i = next) {
         const bl_handle *h = &w->handles[i];
         next = i + 1;
-        if (l->b->load && !h->host) continue;
+        if (l->b->load && (!h->host || l->b->place_table)) continue;
         uint64_t end = h->tensor->offset + h->tensor->nbytes;
         for (next = i + 1; next < w->handle_count && !h->host; next++) {
             const bl_handle *k = &w->handles[next];
@@ -99,10 +99,10 @@ static const bl_digest *chunks_of(const loader *l, const bl_tensor *t)
     return recorded ? recorded->chunks : NULL;
 }
 
-static void add_load(loader *l, const bl_tensor *t, void *to)
+static void add_load(loader *l, const bl_tensor *t, void *to, bool host)
 {
     l->loads[l->load_count++] = (bl_load){.file = l->c->files[t->file].file, .offset = t->offset, .bytes = t->nbytes, .to = to,
-                                          .chunks = l->check ? chunks_of(l, t) : NULL, .name = t->name};
+                                          .host = host, .chunks = l->check ? chunks_of(l, t) : NULL, .name = t->name};
 }
 
 /* Room on the device now, the bytes with all others later. */
@@ -112,8 +112,19 @@ static bl_status plan_load(loader *l, const bl_handle *h)
     void *to = l->b->place(l->b, t->nbytes);
     if (!to)
         return bl_fail(l->err, BL_E_NOMEM, l->c->path, t->name, -1, "out of device memory for %llu bytes", (unsigned long long)t->nbytes);
-    add_load(l, t, to);
+    add_load(l, t, to, false);
     set_views(h, to);
+    return BL_OK;
+}
+
+static bl_status plan_table(loader *l, const bl_handle *h)
+{
+    void *to;
+    const void *address;
+    bool host;
+    BL_TRY(l->b->place_table(l->b, h->tensor->nbytes, &to, &address, &host, l->err));
+    add_load(l, h->tensor, to, host);
+    set_views(h, address);
     return BL_OK;
 }
 
@@ -122,7 +133,8 @@ static bl_status load_handle(loader *l, const bl_handle *h)
     const void *address = h->stored;
     const size_t align = h->scale ? 1 : alignment(h->view->kind);
     if (!h->host && l->b->load) return plan_load(l, h);
-    if (h->host && l->b->load && l->check && chunks_of(l, h->tensor)) add_load(l, h->tensor, NULL);
+    if (h->host && l->b->place_table) return plan_table(l, h);
+    if (h->host && l->b->load && l->check && chunks_of(l, h->tensor)) add_load(l, h->tensor, NULL, false);
     if (h->host) expect_random_reads(h);
     else BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
     set_views(h, address);

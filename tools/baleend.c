@@ -72,6 +72,9 @@ static void say_ready(const settings *o, const bl_model *m, double seconds)
     printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, thinking %s\n",
            seconds * 1e3, o->server.model_name, (long long)context, o->server.max_requests,
            (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, o->server.thinking ? "on" : "off");
+    const bl_memory_plan *plan = bl_model_memory(m);
+    if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
+        printf("baleend: Engram tables: %s: %s\n", cli_engram_places[plan->engram], plan->engram_why);
     fflush(stdout);
 }
 
@@ -153,7 +156,8 @@ static bl_status read_key(const char *path, char **key, bl_error *err)
 /* What the command line says. Returns -1 to go on, else the exit status. */
 static int read_settings(int argc, char **argv, settings *o)
 {
-    const char *check = "fast", *cpu = NULL, *device = "auto", *thinking = "off", *access = "auto", *key_file = NULL, *args[1];
+    const char *check = "fast", *cpu = NULL, *device = "auto", *thinking = "off", *access = "auto", *engram = "auto", *key_file = NULL;
+    const char *args[1];
     int64_t port = 8000, threads = 0, requests = o->server.max_requests, queue = o->server.max_queue;
     int count;
     bl_server_options *v = &o->server;
@@ -175,6 +179,7 @@ static int read_settings(int argc, char **argv, settings *o)
         {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full, which reads everything (default fast)"},
         {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
         {"cache-tokens", CLI_INT, &o->model.cache.tokens, "N", "on a GPU: room for tokens of all sequences (default: what fits)"},
+        {"engram", CLI_STRING, &engram, "WHERE", "on a GPU: Engram tables on the device, on the host or mapped (default auto)"},
         {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
         {"memory", CLI_SIZE, &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
         {"json", CLI_FLAG, &o->json, NULL, "with --plan: as one JSON document"},
@@ -185,7 +190,8 @@ static int read_settings(int argc, char **argv, settings *o)
     const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
     int rc = cli_parse(&c, argc, argv, args, &count);
     if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0 || (rc = cli_device(&c, device, &o->model.device)) != 0 ||
-        (rc = cli_access(&c, access, &o->model.access)) != 0 || (rc = cli_check(&c, check, &o->model.check)) != 0)
+        (rc = cli_access(&c, access, &o->model.access)) != 0 || (rc = cli_check(&c, check, &o->model.check)) != 0 ||
+        (rc = cli_engram(&c, engram, &o->model.engram)) != 0)
         return rc;
     if (strcmp(thinking, "on") != 0 && strcmp(thinking, "off") != 0)
         return cli_usage_error(&c, "--thinking takes on or off");

@@ -178,10 +178,10 @@ int cli_cpu(const cli_command *c, const char *level, unsigned *mask)
     return 0;
 }
 
-/* Index of word among three, -1 when it is none of them. */
-static int choose(const char *word, const char *const words[3])
+/* Index of word among n, -1 when it is none of them. */
+static int choose(const char *word, const char *const *words, int n)
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < n; i++)
         if (!strcmp(word, words[i])) return i;
     return -1;
 }
@@ -189,25 +189,36 @@ static int choose(const char *word, const char *const words[3])
 int cli_device(const cli_command *c, const char *name, bl_device *device)
 {
     static const char *const names[3] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "cuda", [BL_DEVICE_AUTO] = "auto"};
-    const int i = name ? choose(name, names) : (int)*device;
+    const int i = name ? choose(name, names, 3) : (int)*device;
     if (i < 0) return cli_usage_error(c, "--device takes cpu, cuda or auto, not '%.40s'", name);
     *device = (bl_device)i;
     return 0;
 }
 
+const char *const cli_engram_places[4] = {
+    [BL_ENGRAM_AUTO] = "auto", [BL_ENGRAM_DEVICE] = "device", [BL_ENGRAM_HOST] = "host", [BL_ENGRAM_MAPPED] = "mapped"};
+
 int cli_access(const cli_command *c, const char *name, bl_access *access)
 {
     static const char *const names[3] = {[BL_ACCESS_AUTO] = "auto", [BL_ACCESS_MMAP] = "mmap", [BL_ACCESS_PREAD] = "pread"};
-    const int i = choose(name, names);
+    const int i = choose(name, names, 3);
     if (i < 0) return cli_usage_error(c, "--access takes auto, mmap or pread, not '%.40s'", name);
     *access = (bl_access)i;
+    return 0;
+}
+
+int cli_engram(const cli_command *c, const char *name, bl_engram_place *place)
+{
+    const int i = choose(name, cli_engram_places, 4);
+    if (i < 0) return cli_usage_error(c, "--engram takes auto, device, host or mapped, not '%.40s'", name);
+    *place = (bl_engram_place)i;
     return 0;
 }
 
 int cli_check(const cli_command *c, const char *name, bl_check *check)
 {
     static const char *const names[3] = {[BL_CHECK_NONE] = "none", [BL_CHECK_FAST] = "fast", [BL_CHECK_FULL] = "full"};
-    const int i = choose(name, names);
+    const int i = choose(name, names, 3);
     if (i < 0) return cli_usage_error(c, "--check takes none, fast or full, not '%.40s'", name);
     *check = (bl_check)i;
     return 0;

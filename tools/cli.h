@@ -63,6 +63,9 @@ int cli_device(const cli_command *c, const char *name, bl_device *device);
 /* --access auto, mmap or pread; --check none, fast or full. Likewise. */
 int cli_access(const cli_command *c, const char *name, bl_access *access);
 int cli_check(const cli_command *c, const char *name, bl_check *check);
+/* --engram auto, device, host or mapped. */
+int cli_engram(const cli_command *c, const char *name, bl_engram_place *place);
+extern const char *const cli_engram_places[4]; /* their names */
 
 /* Folder of the model used when none is named: that of the installation which the program is part of, wherever it was moved to,
  * else the one given to the build, or of the source tree. */

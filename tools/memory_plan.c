@@ -1,5 +1,7 @@
 #include "tools/memory_plan.h"
 
+#include "tools/cli.h"
+
 #include <stdio.h>
 
 static const char *const places[BL_MEMORY_PLACES] = {"device", "pinned", "host", "mapped"};
@@ -27,6 +29,7 @@ void plan_print(const bl_memory_plan *p, const char *model)
         printf("cache: %lld tokens in %d sequences of at most %lld\n", (long long)p->tokens, p->sequences, (long long)p->context);
     else
         printf("cache: grows on demand\n");
+    if (p->device == BL_DEVICE_CUDA && p->engram) printf("Engram tables: %s: %s\n", cli_engram_places[p->engram], p->engram_why);
     if (p->reserve) printf("kept free for recorded passes: %.3f\n", gib(p->reserve));
     if (p->memory) printf("free on the device: %.3f: %s\n", gib(p->memory), fits(p) ? "it fits" : "it does not fit");
 }
@@ -42,6 +45,7 @@ void plan_print_json(const bl_memory_plan *p)
         printf("%s\"%s\":%llu", place ? "," : "", places[place], (unsigned long long)p->total[place]);
     printf("},\"reserve\":%llu,\"cache\":{\"sequences\":%d,\"context\":%lld,\"tokens\":%lld,\"bytes\":%llu}",
            (unsigned long long)p->reserve, p->sequences, (long long)p->context, (long long)p->tokens, (unsigned long long)p->cache_bytes);
+    if (p->engram) printf(",\"engram\":{\"place\":\"%s\",\"why\":\"%s\"}", cli_engram_places[p->engram], p->engram_why);
     if (p->memory) printf(",\"memory\":%llu,\"fits\":%s", (unsigned long long)p->memory, fits(p) ? "true" : "false");
     printf("}\n");
 }

@@ -235,6 +235,9 @@ void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, co
 /* ---- Engram */
 /* e [rows, width] of gathered table rows: codes [rows, width], scales [rows, width / 32]. */
 void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width);
+/* The same, gathered on the way: row i of e is row rows[i] of a table, which may lie in pinned memory of the host. */
+void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, const int64_t *rows, int64_t count,
+                           int64_t width);
 /* kv [T, 5, D]: keys of four streams, then the value. */
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps);
 

@@ -134,7 +134,10 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     c->max_tokens = o->max_tokens;
     c->pool = o->pool;
     bl_cuda_measure(&c->sizes, config, shard, o->max_tokens, o->plan);
-    const bl_status s = create(c, o->plan->weight_bytes, err);
+    c->engram = o->plan->engram;
+    if (cuda_gathers(c)) c->base.place_table = bl_cuda_place_table;
+    const uint64_t tables = c->engram == BL_ENGRAM_DEVICE ? o->plan->engram_bytes : 0;
+    const bl_status s = create(c, o->plan->weight_bytes ? o->plan->weight_bytes + tables : 0, err);
     if (s != BL_OK) cuda_destroy(&c->base);
     else *out = &c->base;
     return s;

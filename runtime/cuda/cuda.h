@@ -26,9 +26,17 @@ typedef struct cuda_slab {
     uint64_t bytes, used;
 } cuda_slab;
 
-/* Where a pass's tables lie, in host and device memory alike: offsets from the beginning. */
+/* Memory of the host that the GPU reads. */
+typedef struct cuda_host {
+    struct cuda_host *next;
+    void *memory;
+    uint64_t bytes;
+} cuda_host;
+
+/* Where the tables of a pass of so many tokens lie, in host and device memory alike: offsets from the beginning. */
 typedef struct cuda_layout {
-    uint64_t ids, position, span_of, spans, source_pages, wanted, draws, drawn, pages; /* pages last: only those in use are copied */
+    uint64_t ids, position, span_of, spans, source_pages, wanted, draws, drawn, engram;
+    uint64_t pages; /* last: only those in use are copied */
 } cuda_layout;
 
 /* What a buffer is for. */
@@ -44,7 +52,7 @@ enum { CUDA_BUFFERS = 48 };
 
 /* What the backend takes. */
 typedef struct cuda_sizes {
-    cuda_layout layout;
+    cuda_layout layout; /* of the largest pass */
     cuda_buffer buffers[CUDA_BUFFERS]; /* one after the other, each in whole lines */
     size_t count;
     uint64_t used[CUDA_USES]; /* their sums */
@@ -74,8 +82,11 @@ typedef struct bl_cuda {
     cuda_sizes sizes;
     uint64_t allocated; /* device memory, ever */
     bl_error fault;     /* that lasts */
+    bl_engram_place engram;
+    cuda_host *pinned; /* pinned, where Engram tables are on the host */
 
     /* tables of a pass */
+    cuda_layout layout;
     uint8_t *host_tables, *device_tables;
     uint64_t table_bytes;
     bl_cuda_tables tables;
@@ -125,6 +136,7 @@ static inline bool cuda_quantised(const bl_matrix *w)
 
 /* ---- plan.c. Pure; plan says what the cache is planned for. */
 void bl_cuda_measure(cuda_sizes *out, const bl_config *c, const bl_shard *shard, int64_t max_tokens, const bl_memory_plan *plan);
+cuda_layout bl_cuda_lay_out(const bl_config *c, int64_t tokens);
 int64_t bl_cuda_padded(bl_backend *b, int64_t tokens); /* backend.h */
 uint64_t bl_cuda_logits_bytes(const bl_shard *shard, int64_t rows);
 
@@ -138,6 +150,7 @@ bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, u
 bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err);
 void bl_cuda_memory_destroy(bl_cuda *c);
 void *bl_cuda_place(bl_backend *b, uint64_t bytes);
+bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
 /* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
 bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
 
@@ -153,9 +166,14 @@ bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);
 void bl_cuda_pass_destroy(bl_cuda *c);
 bl_status bl_cuda_begin(bl_backend *b, const bl_pass *p, bool *recorded, bl_error *err);
 bl_status bl_cuda_end(bl_backend *b, bl_error *err);
-/* Gather the rows of an Engram table that the pass needs, in host_rows; a copy to device_rows follows. */
+/* Mapped tables: gather the rows that the pass needs in host_rows; a copy to device_rows follows. */
 void bl_cuda_gather(bl_cuda *c, const bl_layer *l);
 void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l);
+/* Do kernels reach the tables, so that the host gathers nothing? */
+static inline bool cuda_gathers(const bl_cuda *c)
+{
+    return c->engram == BL_ENGRAM_DEVICE || c->engram == BL_ENGRAM_HOST;
+}
 static inline uint64_t cuda_row_offset(const bl_cuda *c, const bl_layer *l)
 {
     return (uint64_t)l->engram_slot * c->sizes.rows_bytes;

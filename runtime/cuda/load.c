@@ -8,11 +8,12 @@
 #include <cuda_runtime_api.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     PART = 2 << 20,
     BUFFERS = 2,
-    READERS = 12 /* more are in each other's way: README.md of kernels/cuda has the figures */
+    READERS = 12 /* more are in each other's way: runtime/README.md has the figures */
 };
 
 typedef struct worker {
@@ -73,6 +74,10 @@ static bl_status read_part(const load *l, size_t i, uint8_t *buffer, uint64_t at
 static bl_status send_part(const load *l, const bl_load *w, worker *k, int b, const uint8_t *data, uint64_t at, uint64_t n, bl_error *err)
 {
     if (!w->to) return BL_OK; /* only checked */
+    if (w->host) {
+        memcpy((uint8_t *)w->to + at, data, n);
+        return BL_OK;
+    }
     const cudaError_t e = cudaMemcpyAsync((uint8_t *)w->to + at, data, n, cudaMemcpyHostToDevice, l->c->stream);
     BL_TRY(bl_cuda_check(e, "loading weights", err));
     return bl_cuda_check(cudaEventRecord(k->sent[b], l->c->stream), "loading weights", err);

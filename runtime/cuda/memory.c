@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define SLAB_BYTES ((uint64_t)256 << 20)
 
@@ -108,6 +109,40 @@ void *bl_cuda_place(bl_backend *b, uint64_t bytes)
     return at;
 }
 
+/* Huge pages where the system has them: fewer for the GPU's bus to look up. They are filled after they are pinned. */
+static bl_status pin(bl_cuda *c, uint64_t bytes, void **to, bl_error *err)
+{
+    cuda_host *h = calloc(1, sizeof *h);
+    if (!h) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for Engram tables");
+    h->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    h->bytes = bytes;
+    if (h->memory == MAP_FAILED) {
+        free(h);
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for an Engram table of %llu bytes", (unsigned long long)bytes);
+    }
+    (void)madvise(h->memory, bytes, MADV_HUGEPAGE);
+    h->next = c->pinned;
+    c->pinned = h;
+    *to = h->memory;
+    return bl_cuda_check(cudaHostRegister(h->memory, bytes, cudaHostRegisterDefault), "pinning Engram tables", err);
+}
+
+bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err)
+{
+    bl_cuda *c = cuda_of(b);
+    void *device = NULL;
+    *host = c->engram == BL_ENGRAM_HOST;
+    if (*host) {
+        BL_TRY(pin(c, bl_line(bytes), to, err));
+        BL_TRY(bl_cuda_check(cudaHostGetDevicePointer(&device, *to, 0), "pinning Engram tables", err));
+    } else {
+        *to = device = bl_cuda_place(b, bytes);
+    }
+    *address = device;
+    if (device) return BL_OK;
+    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for an Engram table of %llu bytes", (unsigned long long)bytes);
+}
+
 /* Weights that are made in memory: few, and benchmarks. */
 bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err)
 {
@@ -128,6 +163,13 @@ bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err
 
 void bl_cuda_memory_destroy(bl_cuda *c)
 {
+    while (c->pinned) {
+        cuda_host *next = c->pinned->next;
+        cudaHostUnregister(c->pinned->memory);
+        munmap(c->pinned->memory, c->pinned->bytes);
+        free(c->pinned);
+        c->pinned = next;
+    }
     while (c->slabs) {
         cuda_slab *next = c->slabs->next;
         cudaFree(c->slabs->memory);

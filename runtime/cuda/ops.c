@@ -129,7 +129,7 @@ static void head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float
 {
     bl_cuda *c = cuda_of(b);
     expand_now(c);
-    const int64_t *wanted = (const int64_t *)(const void *)(c->device_tables + c->sizes.layout.wanted);
+    const int64_t *wanted = (const int64_t *)(const void *)(c->device_tables + c->layout.wanted);
     bl_cuda_collapse(c->stream, c->head_x, NULL, H, pre, p->weights->norm.codes, wanted, p->wanted_count, hidden(c),
                      c->config.rms_norm_eps);
     bl_cuda_linear(c, &p->weights->head, c->head_x, NULL, p->wanted_count, NULL, c->device_logits);
@@ -139,8 +139,8 @@ static void sample(bl_backend *b, const bl_pass *p)
 {
     bl_cuda *c = cuda_of(b);
     uint8_t *at = c->device_tables;
-    const bl_cuda_draw *draws = (const bl_cuda_draw *)(const void *)(at + c->sizes.layout.draws);
-    bl_cuda_sample(c->stream, (bl_cuda_drawn *)(void *)(at + c->sizes.layout.drawn), c->device_logits, draws, p->wanted_count,
+    const bl_cuda_draw *draws = (const bl_cuda_draw *)(const void *)(at + c->layout.draws);
+    bl_cuda_sample(c->stream, (bl_cuda_drawn *)(void *)(at + c->layout.drawn), c->device_logits, draws, p->wanted_count,
                    c->shard.vocab.count);
 }
 
@@ -228,6 +228,11 @@ static void engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint
     bl_cuda *c = cuda_of(b);
     const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
     const uint8_t *codes = c->device_rows + cuda_row_offset(c, l);
+    if (cuda_gathers(c)) {
+        const int64_t *rows = (const int64_t *)(const void *)(c->device_tables + c->layout.engram);
+        bl_cuda_engram_gather(c->stream, e, l->engram.table.codes, l->engram.table.scale, rows + l->engram_slot * count, count, width);
+        return;
+    }
     bl_cuda_gather(c, l);
     bl_cuda_send_rows(c, l);
     bl_cuda_engram_rows(c->stream, e, codes, codes + count * width, count, width);

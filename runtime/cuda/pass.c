@@ -39,9 +39,9 @@ static int64_t count_pages(const bl_cuda *c, const bl_pass *p)
 
 static void fill_spans(bl_cuda *c, const bl_pass *p)
 {
-    bl_cuda_span *spans = (bl_cuda_span *)(void *)(c->host_tables + c->sizes.layout.spans);
-    int64_t *source_pages = (int64_t *)(void *)(c->host_tables + c->sizes.layout.source_pages);
-    bl_cuda_page *pages = (bl_cuda_page *)(void *)(c->host_tables + c->sizes.layout.pages);
+    bl_cuda_span *spans = (bl_cuda_span *)(void *)(c->host_tables + c->layout.spans);
+    int64_t *source_pages = (int64_t *)(void *)(c->host_tables + c->layout.source_pages);
+    bl_cuda_page *pages = (bl_cuda_page *)(void *)(c->host_tables + c->layout.pages);
     const int sources = c->config.kv_source_count;
     int64_t n = 0;
     for (int64_t i = 0; i < p->span_count; i++) {
@@ -59,11 +59,20 @@ static void fill_spans(bl_cuda *c, const bl_pass *p)
 /* Padding rows draw nothing. */
 static void fill_draws(bl_cuda *c, const bl_pass *p)
 {
-    bl_cuda_draw *draws = (bl_cuda_draw *)(void *)(c->host_tables + c->sizes.layout.draws);
+    bl_cuda_draw *draws = (bl_cuda_draw *)(void *)(c->host_tables + c->layout.draws);
     for (int64_t i = 0; p->draws && i < p->wanted_count; i++) {
         const bl_draw *d = &p->draws[i < p->delivered ? i : 0];
         draws[i] = (bl_cuda_draw){.sampling = d->sampling, .position = d->position, .draw = i < p->delivered && d->draw};
     }
+}
+
+/* Rows that kernels gather themselves: [tables][tokens * columns]. */
+static void fill_engram(bl_cuda *c, const bl_pass *p)
+{
+    int64_t *rows = (int64_t *)(void *)(c->host_tables + c->layout.engram);
+    const int64_t n = p->tokens * p->engram_columns;
+    for (int i = 0; cuda_gathers(c) && p->engram_rows && i < c->config.engram_count; i++)
+        memcpy(rows + i * n, p->engram_rows + i * p->engram_stride, (size_t)n * sizeof *rows);
 }
 
 static void point_tables(bl_cuda *c, const bl_pass *p)
@@ -71,26 +80,28 @@ static void point_tables(bl_cuda *c, const bl_pass *p)
     const uint8_t *at = c->device_tables;
     bl_cuda_tables *t = &c->tables;
     t->tokens = p->tokens;
-    t->ids = (const int32_t *)(const void *)(at + c->sizes.layout.ids);
-    t->position = (const int64_t *)(const void *)(at + c->sizes.layout.position);
-    t->span_of = (const int32_t *)(const void *)(at + c->sizes.layout.span_of);
-    t->spans = (const bl_cuda_span *)(const void *)(at + c->sizes.layout.spans);
-    t->source_pages = (const int64_t *)(const void *)(at + c->sizes.layout.source_pages);
-    t->pages = (const bl_cuda_page *)(const void *)(at + c->sizes.layout.pages);
+    t->ids = (const int32_t *)(const void *)(at + c->layout.ids);
+    t->position = (const int64_t *)(const void *)(at + c->layout.position);
+    t->span_of = (const int32_t *)(const void *)(at + c->layout.span_of);
+    t->spans = (const bl_cuda_span *)(const void *)(at + c->layout.spans);
+    t->source_pages = (const int64_t *)(const void *)(at + c->layout.source_pages);
+    t->pages = (const bl_cuda_page *)(const void *)(at + c->layout.pages);
     t->sources = c->config.kv_source_count;
 }
 
 static bl_status send_tables(bl_cuda *c, const bl_pass *p, bl_error *err)
 {
     const size_t T = (size_t)p->tokens;
-    const uint64_t bytes = c->sizes.layout.pages + (uint64_t)count_pages(c, p) * sizeof(bl_cuda_page);
+    c->layout = bl_cuda_lay_out(&c->config, p->tokens);
+    const uint64_t bytes = c->layout.pages + (uint64_t)count_pages(c, p) * sizeof(bl_cuda_page);
     BL_TRY(reserve_tables(c, bytes, err));
-    memcpy(c->host_tables + c->sizes.layout.ids, p->ids, T * sizeof *p->ids);
-    memcpy(c->host_tables + c->sizes.layout.position, p->position, T * sizeof *p->position);
-    memcpy(c->host_tables + c->sizes.layout.span_of, p->span_of, T * sizeof *p->span_of);
-    memcpy(c->host_tables + c->sizes.layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
+    memcpy(c->host_tables + c->layout.ids, p->ids, T * sizeof *p->ids);
+    memcpy(c->host_tables + c->layout.position, p->position, T * sizeof *p->position);
+    memcpy(c->host_tables + c->layout.span_of, p->span_of, T * sizeof *p->span_of);
+    memcpy(c->host_tables + c->layout.wanted, p->wanted, (size_t)p->wanted_count * sizeof *p->wanted);
     fill_spans(c, p);
     fill_draws(c, p);
+    fill_engram(c, p);
     point_tables(c, p);
     const cudaError_t e = cudaMemcpyAsync(c->device_tables, c->host_tables, bytes, cudaMemcpyHostToDevice, c->stream);
     return bl_cuda_check(e, "a pass's tables", err);
@@ -181,7 +192,7 @@ static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
 /* What the pass has made, on its way: tokens, and logits of rows that none was drawn from, neighbours in one copy. */
 static void fetch(const bl_cuda *c, const bl_pass *p)
 {
-    const size_t n = (size_t)c->shard.vocab.count, at = c->sizes.layout.drawn;
+    const size_t n = (size_t)c->shard.vocab.count, at = c->layout.drawn;
     const size_t drawn = p->draws ? (size_t)p->delivered * sizeof(bl_cuda_drawn) : 0;
     if (drawn) cudaMemcpyAsync(c->host_tables + at, c->device_tables + at, drawn, cudaMemcpyDeviceToHost, c->stream);
     for (int64_t i = 0, end; i < p->delivered; i = end + 1) {
@@ -195,7 +206,7 @@ static void fetch(const bl_cuda *c, const bl_pass *p)
 static void deliver(const bl_cuda *c, const bl_pass *p)
 {
     const size_t n = (size_t)c->shard.vocab.count;
-    const bl_cuda_drawn *drawn = (const bl_cuda_drawn *)(const void *)(c->host_tables + c->sizes.layout.drawn);
+    const bl_cuda_drawn *drawn = (const bl_cuda_drawn *)(const void *)(c->host_tables + c->layout.drawn);
     for (int64_t i = 0; i < p->delivered; i++) {
         if (p->draws && p->draws[i].draw) p->drawn[i] = (bl_drawn){drawn[i].token, drawn[i].nans};
         else memcpy(p->logits + i * c->config.vocab_size + c->shard.vocab.first, c->host_logits + (size_t)i * n, n * sizeof(float));
@@ -223,7 +234,7 @@ static bl_status begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_error *e
     c->longest = longest_of(p);
     BL_TRY(bl_cuda_graph_begin(c, p, recorded, err));
     if (!*recorded) bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);
-    else if (p->engram_rows)
+    else if (p->engram_rows && !cuda_gathers(c))
         for (int i = 0; i < p->weights->layer_count; i++)
             if (p->weights->layers[i].engram_slot >= 0) bl_cuda_gather(c, &p->weights->layers[i]);
     return BL_OK;

@@ -28,8 +28,9 @@ int64_t bl_cuda_padded(bl_backend *b, int64_t tokens)
     return tokens == 3 ? 4 : tokens;
 }
 
-static cuda_layout lay_out(const bl_config *c, uint64_t T)
+cuda_layout bl_cuda_lay_out(const bl_config *c, int64_t tokens)
 {
+    const uint64_t T = (uint64_t)tokens;
     cuda_layout l;
     uint64_t at = 0;
     l.ids = at;
@@ -48,6 +49,8 @@ static cuda_layout lay_out(const bl_config *c, uint64_t T)
     at += bl_line(T * sizeof(bl_cuda_draw));
     l.drawn = at;
     at += bl_line(T * sizeof(bl_cuda_drawn));
+    l.engram = at;
+    at += bl_line(T * (uint64_t)bl_config_engram_columns(c) * (uint64_t)c->engram_count * sizeof(int64_t));
     l.pages = at;
     return l;
 }
@@ -127,7 +130,7 @@ static void list_buffers(cuda_sizes *z, const bl_config *f, const bl_shard *shar
 void bl_cuda_measure(cuda_sizes *z, const bl_config *c, const bl_shard *shard, int64_t max_tokens, const bl_memory_plan *plan)
 {
     const uint64_t T = (uint64_t)max_tokens, width = (uint64_t)c->engram_head_dim;
-    *z = (cuda_sizes){.layout = lay_out(c, T)};
+    *z = (cuda_sizes){.layout = bl_cuda_lay_out(c, max_tokens)};
     z->score_floats = c->kv_source_count ? max64(SCORE_FLOATS, 2 * c->max_position_embeddings) : 0;
     z->rows_bytes = bl_line(T * (uint64_t)bl_config_engram_columns(c) * (width + width / 32));
     z->table_bytes = table_bytes(c, &z->layout, plan);

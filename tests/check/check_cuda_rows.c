@@ -5,6 +5,7 @@
 #include "kernels/ops_variants.h"
 #include "tests/check/check_cuda.h"
 
+#include <cuda_runtime_api.h>
 #include <math.h>
 #include <string.h>
 
@@ -175,6 +176,32 @@ static void check_engram_rows(check *c)
     gpu_case_end();
 }
 
+/* Rows of a table in the GPU's memory and in pinned memory of the host. */
+static void check_engram_gather(check *c, int64_t width, int64_t count)
+{
+    enum { TABLE = 5000 };
+    check_case(c, "engram gather of %lld rows of %lld", (long long)count, (long long)width);
+    const size_t bytes = (size_t)(TABLE * width), scales = bytes / 32;
+    uint8_t *codes = check_buffer(c, bytes, 16), *scale = check_buffer(c, scales, 16), *pinned;
+    int64_t *rows = check_buffer(c, (size_t)count * 8, 16);
+    uint16_t *want = check_buffer(c, (size_t)(count * width) * 2, 16), *e = gpu_buffer((size_t)(count * width) * 2);
+    check_random_bytes(c, codes, bytes);
+    check_random_bytes(c, scale, scales);
+    for (int64_t i = 0; i < count; i++) rows[i] = check_below(c, TABLE);
+    bl_engram_gather_c(want, codes, scale, rows, count, width);
+    const int64_t *list = gpu_copy(rows, (size_t)count * 8);
+    bl_cuda_engram_gather(0, e, gpu_copy(codes, bytes), gpu_copy(scale, scales), list, count, width);
+    check_bf16(c, "from the device", gpu_result(c, e, (size_t)(count * width) * 2), want, count, width);
+    check_int(c, "pinning", cudaHostAlloc((void **)&pinned, bytes + scales, cudaHostAllocDefault), cudaSuccess);
+    memcpy(pinned, codes, bytes);
+    memcpy(pinned + bytes, scale, scales);
+    e = gpu_buffer((size_t)(count * width) * 2);
+    bl_cuda_engram_gather(0, e, pinned, pinned + bytes, list, count, width);
+    check_bf16(c, "from the host", gpu_result(c, e, (size_t)(count * width) * 2), want, count, width);
+    gpu_case_end();
+    cudaFreeHost(pinned);
+}
+
 void check_cuda_rows(check *c)
 {
     for (int i = 0; i < 6; i++) {
@@ -189,4 +216,7 @@ void check_cuda_rows(check *c)
     check_norm(c, 2, 5120);
     check_advance(c, 2, 5120, 6, false);
     check_engram_rows(c);
+    check_engram_gather(c, 32, 7);
+    check_engram_gather(c, 64, 1000);
+    check_engram_gather(c, 256, 24 * 64);
 }

@@ -182,6 +182,13 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
     return call("cudaHostRegister");
 }
 
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
+{
+    (void)flags;
+    *device = host;
+    return call("cudaHostGetDevicePointer");
+}
+
 cudaError_t cudaHostUnregister(void *p)
 {
     (void)p;

@@ -222,6 +222,11 @@ bl_status bl_forward_draw(bl_model *m, const bl_span *spans, int64_t count, cons
     return s;
 }
 
+const struct bl_memory_plan *bl_model_memory(const bl_model *m)
+{
+    return NULL;
+}
+
 const bl_error *bl_model_fault(const bl_model *m)
 {
     return m->fault.code ? &m->fault : NULL;

@@ -181,6 +181,38 @@ static void test_padding_and_drawing(void **state)
     assert_nothing_left();
 }
 
+/* Engram tables where kernels gather from them themselves. */
+static void test_tables(void **state)
+{
+    for (int place = BL_ENGRAM_DEVICE; place <= BL_ENGRAM_MAPPED; place++) {
+        bl_model *gpu, *cpu = open_on(BL_DEVICE_CPU, 0);
+        bl_model_options o = options_of(BL_DEVICE_CUDA, 2);
+        bl_error err = {0};
+        o.engram = (bl_engram_place)place;
+        cuda_stub_reset(MEMORY);
+        if (bl_model_open(&gpu, MODEL, &o, &err) != BL_OK) fail_msg("%s", err.message);
+        assert_int_equal(cuda_stub_seen.allocated, gpu->plan.total[BL_MEMORY_DEVICE]);
+        assert_int_equal(gpu->plan.engram, place);
+        for (int i = 0; i < cpu->weights.layer_count; i++) {
+            const bl_matrix *a = &gpu->weights.layers[i].engram.table, *b = &cpu->weights.layers[i].engram.table;
+            if (!b->codes) continue;
+            assert_memory_equal(a->codes, b->codes, bl_matrix_code_bytes(b));
+            assert_memory_equal(a->scale, b->scale, (size_t)(b->rows * (b->cols / 32)));
+        }
+        batch b;
+        begin(&b, gpu, 2);
+        for (int i = 0; i < 3; i++) {
+            const long before = cuda_stub_seen.copies_in;
+            assert_int_equal(step(&b, 2, 1, NULL), BL_OK);
+            if (i == 2) assert_int_equal(cuda_stub_seen.copies_in - before, 1); /* its tables; rows go within the graph */
+        }
+        end(&b);
+        bl_model_close(&gpu);
+        bl_model_close(&cpu);
+        assert_nothing_left();
+    }
+}
+
 /* ---- failures */
 
 /* Open, one prompt, three steps: as far as it gets. */
@@ -239,7 +271,8 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights),       cmocka_unit_test(test_one_launch_and_one_wait),
+        cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_one_launch_and_one_wait),
         cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

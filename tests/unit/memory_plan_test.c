@@ -103,6 +103,24 @@ static void test_measure(void **state)
     bl_checkpoint_close(&m.checkpoint);
 }
 
+static void test_engram(void **state)
+{
+    bl_model_options o = on_gpu(4, 1000, 0);
+    const bl_memory_plan fits = plan_of(&o, 64 * GIB);
+    assert_int_equal(fits.engram, BL_ENGRAM_DEVICE);
+    assert_int_equal(line_of(&fits, BL_MEMORY_DEVICE, "Engram tables"), fits.engram_bytes);
+    const uint64_t least = fits.total[BL_MEMORY_DEVICE] + fits.reserve;
+    assert_int_equal(plan_of(&o, least).engram, BL_ENGRAM_DEVICE);
+    const bl_memory_plan beside = plan_of(&o, least - 1);
+    assert_int_not_equal(beside.engram, BL_ENGRAM_DEVICE); /* host or mapped, as this machine's memory is */
+    assert_int_equal(line_of(&beside, BL_MEMORY_DEVICE, "Engram tables"), 0);
+    assert_non_null(strstr(beside.engram_why, "GiB"));
+    for (int place = BL_ENGRAM_DEVICE; place <= BL_ENGRAM_MAPPED; place++) {
+        o.engram = (bl_engram_place)place;
+        assert_int_equal(plan_of(&o, 64 * GIB).engram, place);
+    }
+}
+
 static void test_cpu(void **state)
 {
     bl_model_options o = on_gpu(2, 100, 0);
@@ -117,7 +135,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_totals),  cmocka_unit_test(test_cache_takes_what_is_left), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_measure), cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_measure), cmocka_unit_test(test_engram), cmocka_unit_test(test_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

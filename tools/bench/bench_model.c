@@ -3,6 +3,7 @@
 #include "tools/bench/slice.h"
 
 #include <stdio.h>
+#include <string.h>
 
 typedef struct step_run {
     slice *s;
@@ -18,6 +19,7 @@ typedef struct plan {
     int vocab;
     int64_t tokens, length, sequences; /* tokens of each sequence */
     bool decode;
+    slice_table table;
 } plan;
 
 static bl_status run_step(void *arg, bl_error *err)
@@ -78,6 +80,10 @@ static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
     }
     BL_TRY(bench_run(b, title, set, n + 1, err));
     say_launches(b, s);
+    if (!b->json && p->device == BL_DEVICE_CUDA && p->decode && strchr(p->roles, 'e'))
+        printf("  Engram table of %.2f GiB (%s): on the host it leaves room for %lld tokens of cache more\n",
+               (double)p->table.bytes / (double)(1 << 30), cli_engram_places[p->table.place],
+               (long long)slice_tokens_in(s, p->table.bytes));
     return BL_OK;
 }
 
@@ -86,7 +92,7 @@ static bl_status body(bench *b, const plan *p, bl_error *err)
     int counts[2], n = bench_thread_counts(b, counts);
     slice *s;
     BL_TRY(bench_threads(b, counts[n - 1], err));
-    BL_TRY(slice_create(&s, b, p->device, p->roles, p->expert_bytes, p->vocab, err));
+    BL_TRY(slice_create(&s, b, p->device, p->roles, p->expert_bytes, p->vocab, &p->table, err));
     bl_status status = measure(b, s, p, err);
     slice_destroy(&s);
     return status;
@@ -96,8 +102,8 @@ int bench_decode(int argc, char **argv)
 {
     bench b = {.rounds = 21};
     plan p = {.what = "decode", .roles = "wepqsrf", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 1, .length = 4096,
-              .sequences = 1, .decode = true};
-    const char *args[8], *device = NULL;
+              .sequences = 1, .decode = true, .table = {26000000, BL_ENGRAM_AUTO}};
+    const char *args[8], *device = NULL, *engram = "mapped";
     int count;
     const cli_option own[] = {
         {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
@@ -105,6 +111,8 @@ int bench_decode(int argc, char **argv)
         {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f (default wepqsrf: one of each)"},
         {"batch", CLI_INT, &p.sequences, "N", "sequences, 1 to 64, a token each (default 1)"},
         {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
+        {"table", CLI_SIZE, &p.table.bytes, "SIZE", "of an Engram table (default 26MB)"},
+        {"engram", CLI_STRING, &engram, "WHERE", "on a GPU: table on the device, host or mapped (default mapped)"},
         {NULL, 0, NULL, NULL, NULL},
     };
     cli_command c = {.program = "baleen bench decode", .usage = "[options]",
@@ -116,6 +124,7 @@ int bench_decode(int argc, char **argv)
     bl_error err = {0};
     bl_status s = BL_OK;
     if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
+    else if (cli_engram(&c, engram, &p.table.place)) s = bl_fail(&err, BL_E_USAGE, NULL, "--engram", -1, "is not known");
     else if (p.length < 0 || p.length > 1000000) s = bl_fail(&err, BL_E_USAGE, NULL, "--length", -1, "takes 0 to 1000000");
     else if (p.sequences < 1 || p.sequences > SLICE_SEQUENCES)
         s = bl_fail(&err, BL_E_USAGE, NULL, "--batch", -1, "takes 1 to %d", SLICE_SEQUENCES);
@@ -125,7 +134,8 @@ int bench_decode(int argc, char **argv)
 int bench_prefill(int argc, char **argv)
 {
     bench b = {.rounds = 3};
-    plan p = {.what = "prefill", .roles = "pq", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 512, .sequences = 1};
+    plan p = {.what = "prefill", .roles = "pq", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 512, .sequences = 1,
+              .table = {26000000, BL_ENGRAM_AUTO}};
     const char *args[8], *device = NULL;
     int count;
     const cli_option own[] = {

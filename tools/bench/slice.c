@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROLES = 64, CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_ROWS = 100000, TEMPLATE = 1 << 20 };
+enum { MAX_ROLES = 64, CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_WIDTH = 256, TEMPLATE = 1 << 20 };
 
 struct slice {
     bl_model *model;
@@ -53,7 +53,7 @@ static int ratio(char role)
     return strchr("pq", role) ? 2 : strchr("srf", role) ? 1 : 0;
 }
 
-static bl_status make_config(bl_config *c, const char *roles, int vocab, bl_arena *arena, bl_error *err)
+static bl_status make_config(bl_config *c, const char *roles, int vocab, int64_t table_rows, bl_arena *arena, bl_error *err)
 {
     text t = {.n = 0};
     const char *s = strchr(roles, 's');
@@ -71,7 +71,7 @@ static bl_status make_config(bl_config *c, const char *roles, int vocab, bl_aren
     put_layers(&t, "index_source_layer_ids", roles, "psf");
     const int tables = put_layers(&t, "engram_layer_ids", roles, "e");
     put(&t, "\"engram_num_embeddings\":[");
-    for (int i = 0; i < tables; i++) put(&t, "%s%d", i ? "," : "", TABLE_ROWS);
+    for (int i = 0; i < tables; i++) put(&t, "%s%lld", i ? "," : "", (long long)table_rows);
     put(&t, "],\"compress_ratios\":[");
     for (int i = 0; roles[i]; i++) put(&t, "%s%d", i ? "," : "", ratio(roles[i]));
     put(&t, "]}");
@@ -120,11 +120,37 @@ static int scale_byte(const bl_matrix *m)
     return exponent;
 }
 
+/* Memory of an Engram table, where the backend keeps those, filled with bytes of a pattern. */
+static bl_status make_table(slice *s, uint64_t bytes, const uint8_t *pattern, const void **at, bl_error *err)
+{
+    bl_backend *b = s->model->backend;
+    void *to;
+    bool host;
+    BL_TRY(b->place_table(b, bytes, &to, at, &host, err));
+    if (host) fill(to, bytes, pattern);
+    for (uint64_t i = 0; !host && i < bytes; i += TEMPLATE)
+        b->upload(b, (uint8_t *)to + i, pattern, bytes - i < TEMPLATE ? bytes - i : TEMPLATE);
+    return BL_OK;
+}
+
+static bl_status make_kept_table(slice *s, const bl_handle *h, uint8_t *pattern, bl_error *err)
+{
+    bl_matrix *m = h->view;
+    const void *scale;
+    make_pattern(pattern, m->kind, m->cols);
+    BL_TRY(make_table(s, bl_matrix_code_bytes(m), pattern, &m->codes, err));
+    memset(pattern, scale_byte(m), TEMPLATE);
+    BL_TRY(make_table(s, scale_bytes(m, true), pattern, &scale, err));
+    m->scale = scale;
+    return BL_OK;
+}
+
 static bl_status make_view(slice *s, bench *b, const bl_handle *h, uint8_t *pattern, int sets, bl_error *err)
 {
     bl_matrix *m = h->view;
     const uint64_t codes = bl_matrix_code_bytes(m), scales = scale_bytes(m, h->host);
     const int n = h->count < sets ? h->count : sets;
+    if (h->host && s->model->backend->place_table) return make_kept_table(s, h, pattern, err);
     void *code_memory, *scale_memory = NULL;
     make_pattern(pattern, m->kind, m->rows == 1 ? 1 : m->cols); /* norms and biases stay near 1 */
     BL_TRY(bench_memory(b, (size_t)n * codes, &code_memory, err));
@@ -200,19 +226,22 @@ static bl_status make_engram(bl_model *m, bl_error *err)
     for (int i = 0; i < e->map_size; i++) e->map[i] = i;
     for (size_t i = 0; i < L * ORDER; i++) e->multipliers[i] = (int64_t)(2 * i + 1000003);
     for (size_t i = 0; i < cells; i++) {
-        e->primes[i] = TABLE_ROWS / COLUMNS;
+        e->primes[i] = m->config.engram_num_embeddings[0] / COLUMNS;
         e->offsets[i] = (int64_t)(i % COLUMNS) * e->primes[i];
     }
     return BL_OK;
 }
 
-static bl_status create(slice *s, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+static bl_status create(slice *s, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab,
+                        const slice_table *table, bl_error *err)
 {
     s->model = calloc(1, sizeof *s->model);
     s->cpu = b->cpu;
     if (!s->model) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     bl_model *m = s->model;
-    BL_TRY(make_config(&m->config, roles, vocab, &m->weights.arena, err));
+    const int64_t rows = (int64_t)(table->bytes / (TABLE_WIDTH + TABLE_WIDTH / 32));
+    BL_TRY(make_config(&m->config, roles, vocab, rows < COLUMNS ? COLUMNS : rows, &m->weights.arena, err));
+    m->plan.engram = table->place;
     m->shard = bl_shard_single(&m->config);
     BL_TRY(bl_weights_describe(&m->weights, &m->config, &m->shard, err));
     const bl_model_options o = {.cpu = b->cpu, .threads = bl_pool_threads(b->pool), .device = device};
@@ -223,12 +252,13 @@ static bl_status create(slice *s, bench *b, bl_device device, const char *roles,
     return s->logits ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
 }
 
-bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err)
+bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab,
+                        const slice_table *table, bl_error *err)
 {
     slice *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    bl_status status = create(s, b, device, roles, expert_bytes, vocab, err);
+    bl_status status = create(s, b, device, roles, expert_bytes, vocab, table, err);
     if (status != BL_OK) slice_destroy(&s);
     *out = s;
     return status;
@@ -347,6 +377,13 @@ slice_cost slice_step_cost(const slice *s, int64_t tokens)
 int slice_layers(const slice *s)
 {
     return s->model->weights.layer_count;
+}
+
+int64_t slice_tokens_in(const slice *s, uint64_t bytes)
+{
+    enum { MANY = 1 << 20 };
+    const uint64_t many = (uint64_t)bl_cache_pages(&s->model->config, MANY) * bl_cache_page_bytes(&s->model->config);
+    return many ? (int64_t)((double)bytes / (double)many * MANY) : 0;
 }
 
 bool slice_launches(const slice *s, bl_launches *out)

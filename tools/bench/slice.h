@@ -15,10 +15,17 @@ typedef struct slice_cost {
     double bytes, flop;
 } slice_cost;
 
+/* Of every layer with Engram: how large, and where (AUTO: mapped). */
+typedef struct slice_table {
+    uint64_t bytes;
+    bl_engram_place place;
+} slice_table;
+
 /* roles: a letter a layer: w window only, e the same with Engram, p source of pairs, q its reader, s source of single tokens and
  * candidates, r its reader, f filtered index source. expert_bytes bounds the memory of routed experts: those of all layers share
  * it, so that an expert's weights still come from memory when it is chosen. vocab: rows of embedding and head. */
-bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab, bl_error *err);
+bl_status slice_create(slice **out, bench *b, bl_device device, const char *roles, uint64_t expert_bytes, int vocab,
+                       const slice_table *table, bl_error *err);
 void slice_destroy(slice **s);
 
 /* Start over with sequences (at most SLICE_SEQUENCES) whose caches hold `length` made-up tokens each. */
@@ -28,6 +35,8 @@ bl_status slice_run(slice *s, int64_t n, bl_error *err);
 
 slice_cost slice_step_cost(const slice *s, int64_t tokens);
 int slice_layers(const slice *s);
+/* Tokens of cache that so many bytes are room for, with the sources of these layers. */
+int64_t slice_tokens_in(const slice *s, uint64_t bytes);
 /* Of the newest step; false where the backend does not count. */
 bool slice_launches(const slice *s, bl_launches *out);
 /* Sets of expert weights in memory, of the config's number of experts. */
