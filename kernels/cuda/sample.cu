@@ -6,7 +6,7 @@
 
 namespace bl {
 
-enum { THREADS = 1024, WARPS = THREADS / WARP, BINS = 2048 };
+enum { THREADS = 512, WARPS = THREADS / WARP, BINS = 2048 };
 
 /* The tokens of a beginning: keys above key, and the first ties that equal it. A key is the bits of a weight; 0 is never kept. */
 struct beginning {
@@ -45,6 +45,7 @@ __device__ unsigned long long block_sum(shared_memory &sh, unsigned long long x)
     if (threadIdx.x % WARP == 0) sh.warp_sum[threadIdx.x / WARP] = x;
     __syncthreads();
     unsigned long long all = 0;
+#pragma unroll 1
     for (int w = 0; w < WARPS; w++) all += sh.warp_sum[w];
     return all;
 }
@@ -72,6 +73,7 @@ __device__ void find_largest(shared_memory &sh, const float *row, int n)
     if (threadIdx.x % WARP == 0) sh.best[warp] = best, sh.at[warp] = at, sh.nans[warp] = nans;
     __syncthreads();
     if (threadIdx.x == 0)
+#pragma unroll 1
         for (int w = 1; w < WARPS; w++) {
             take(sh.best[w], sh.at[w]);
             nans += sh.nans[w];
@@ -86,6 +88,7 @@ template <class F> __device__ void find_bin(shared_memory &sh, F amount, unsigne
 {
     const int lane = threadIdx.x, each = BINS / WARP, top = BINS - 1 - lane * each; /* lane 0 has the highest bins */
     unsigned long long sum = 0;
+#pragma unroll 1
     for (int i = 0; i < each; i++) sum += amount(top - i);
     unsigned long long through = sum;
     for (int d = 1; d < WARP; d *= 2) {
@@ -94,6 +97,7 @@ template <class F> __device__ void find_bin(shared_memory &sh, F amount, unsigne
     }
     unsigned long long above = through - sum;
     if (above >= wanted || through < wanted) return;
+#pragma unroll 1
     for (int i = 0; i < each; i++) {
         const unsigned long long a = amount(top - i);
         if (above + a >= wanted) {
@@ -159,6 +163,7 @@ __device__ unsigned long long measure(shared_memory &sh, const uint32_t *keys, i
         const unsigned long long each = bl_sampling_units(bl_bits_float(b.key), one);
         int64_t seen = 0;
         sh.total = 0;
+#pragma unroll 1
         for (int w = 0; w < WARPS; w++) {
             const int64_t left = b.ties - seen, kept = left < 0 ? 0 : left < sh.warp_ties[w] ? left : sh.warp_ties[w];
             sh.before[w] = seen;
@@ -176,6 +181,7 @@ __device__ int pick(shared_memory &sh, const uint32_t *keys, int n, int stretch,
 {
     if (threadIdx.x == 0) {
         int w = 0;
+#pragma unroll 1
         for (; w < WARPS - 1 && target >= sh.warp_sum[w]; w++) target -= sh.warp_sum[w];
         sh.warp = w;
         sh.above = target;
@@ -231,7 +237,7 @@ __device__ beginning filter(shared_memory &sh, const uint32_t *keys, int n, int 
     return kept;
 }
 
-__global__ void __launch_bounds__(THREADS) sample_kernel(bl_cuda_drawn *drawn, float *logits, const bl_cuda_draw *draws, int n)
+__global__ void __launch_bounds__(THREADS, 2) sample_kernel(bl_cuda_drawn *drawn, float *logits, const bl_cuda_draw *draws, int n)
 {
     __shared__ shared_memory sh;
     const bl_cuda_draw d = draws[blockIdx.x];
