@@ -334,7 +334,7 @@ static bool is_plain(const inspect_options *o)
 
 static void count_other(void *arg, const bl_error *problem)
 {
-    *(size_t *)arg += strncmp(problem->message, "shard is missing", 16) != 0;
+    *(size_t *)arg += strcmp(problem->message, "shard is missing") != 0; /* a link to nothing says more */
 }
 
 /* Open a folder that has nothing wrong but that no shard is there yet; false for any other. */

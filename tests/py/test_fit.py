@@ -96,7 +96,7 @@ def test_one_rank_is_what_the_server_plans(baleen, tmp_path):
     assert baleen("synth", tmp_path / "m", "--preset", "full", "--headers").rc == 0
     have = fit(baleen, tmp_path / "m", "tp=1,hbm=900G,drop=dspark,context=200000,batch=8")["asked"]["stages"][0]
     r = run("baleend", tmp_path / "m", "--plan", "--device", "cuda", "--memory", "900GB", "--max-requests", 8, "--max-context", 200000,
-            "--json")
+            "--engram", "host", "--json")
     plan = json.loads(r.out)
     lines = {line["what"]: line["bytes"] for line in plan["lines"] if line["place"] == "device"}
     assert abs(have["weights"] - lines["weights"]) < 1e-4 * have["weights"]
