@@ -166,7 +166,7 @@ static int read_settings(int argc, char **argv, settings *o)
         {"port", CLI_INT, &port, "N", "port; 0 picks a free one (default 8000)"},
         {"model-name", CLI_STRING, &v->model_name, "NAME", "name in answers (default: the folder's)"},
         {"api-key", CLI_STRING, &v->api_key, "KEY", "ask for this Bearer key, except on /health and /metrics"},
-        {"api-key-file", CLI_STRING, &key_file, "FILE", "the same, read from a file: arguments are visible to others"},
+        {"api-key-file", CLI_PATH, &key_file, "FILE", "the same, read from a file: arguments are visible to others"},
         {"max-requests", CLI_INT, &requests, "N", "sequences that run together (default 32)"},
         {"max-queue", CLI_INT, &queue, "N", "sequences that wait; beyond it 503 (default 256)"},
         {"max-body", CLI_SIZE, &v->max_body, "SIZE", "largest request body; beyond it 413 (default 64MiB)"},

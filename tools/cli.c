@@ -96,6 +96,10 @@ static int set_option(const cli_command *c, const cli_option *o, const char *arg
     case CLI_FLAG:
         *(bool *)o->value = true;
         return 0;
+    case CLI_PATH:
+        if (!*arg) return cli_usage_error(c, "--%s takes a path, not ''", o->name);
+        *(const char **)o->value = arg;
+        return 0;
     case CLI_STRING:
         *(const char **)o->value = arg;
         return 0;

@@ -11,12 +11,14 @@
 typedef enum cli_kind {
     CLI_FLAG = 1, /* bool *, set to true */
     CLI_STRING,   /* const char ** */
+    CLI_PATH,     /* const char **, not empty */
     CLI_LIST,     /* cli_list *; the option may be repeated */
     CLI_INT,      /* int64_t * */
     CLI_SIZE,     /* uint64_t *, bytes: 1000, 5GB, 512MiB, 4K (decimal unless "i") */
     CLI_REAL      /* double *, finite */
 } cli_kind;
 
+#define CLI_UNSET INT64_MIN /* default of a CLI_INT to tell whether it was given */
 #define CLI_LIST_MAX 256
 typedef struct cli_list {
     const char *items[CLI_LIST_MAX];

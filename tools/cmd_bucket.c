@@ -210,13 +210,13 @@ typedef struct given {
 static int check_options(const cli_command *c, const given *g, bl_bucket_options *o)
 {
     bool layout = o->size != NOT_GIVEN || o->align != NOT_GIVEN || g->oversize || g->host;
-    if (g->apply && (layout || o->base || g->encoding || g->level || o->dry_run || o->no_host_digests)) {
+    if (g->apply && (layout || o->base || g->encoding || g->level != CLI_UNSET || o->dry_run || o->no_host_digests)) {
         return cli_usage_error(c, "with --apply go --link, --jobs, --no-sha256 and --json");
     }
     if (o->base && layout) {
         return cli_usage_error(c, "--size, --align, --oversize and --host-owned are those of --base");
     }
-    if ((g->encoding || g->level) && !o->base) {
+    if ((g->encoding || g->level != CLI_UNSET) && !o->base) {
         return cli_usage_error(c, "--encoding and --level go with --base");
     }
     if (g->link && !g->apply) {
@@ -225,7 +225,7 @@ static int check_options(const cli_command *c, const given *g, bl_bucket_options
     if (g->encoding && strcmp(g->encoding, "xor") && strcmp(g->encoding, "ranges")) {
         return cli_usage_error(c, "--encoding takes xor or ranges, not '%.40s'", g->encoding);
     }
-    if (g->level < 0 || g->level > 19) {
+    if (g->level != CLI_UNSET && (g->level < 1 || g->level > 19)) {
         return cli_usage_error(c, "--level takes 1 to 19");
     }
     if (g->oversize && strcmp(g->oversize, "alone") && strcmp(g->oversize, "slice")) {
@@ -241,7 +241,7 @@ static int check_options(const cli_command *c, const given *g, bl_bucket_options
     o->align = o->align != NOT_GIVEN ? o->align : 256;
     o->slice = g->oversize && !strcmp(g->oversize, "slice");
     o->encoding = g->encoding && !strcmp(g->encoding, "ranges") ? BL_DELTA_RANGES : BL_DELTA_XOR;
-    o->level = g->level ? (int)g->level : 1;
+    o->level = g->level != CLI_UNSET ? (int)g->level : 1;
     o->jobs = (int)g->jobs;
     if (o->size == 0 || o->size > (uint64_t)1 << 50) {
         return cli_usage_error(c, "--size takes 1 to 2^50 bytes");
@@ -282,7 +282,7 @@ static int deal(const cli_command *c, const char *src, const char *dst, bl_bucke
 int cmd_bucket(int argc, char **argv)
 {
     const char *args[2];
-    given g = {0};
+    given g = {.level = CLI_UNSET};
     int count;
     bl_bucket_options o = {.size = NOT_GIVEN, .align = NOT_GIVEN, .host = BL_HOST_ENGRAM, .spill_max = BL_SPILL_MAX,
                            .note = on_note, .cancelled = cli_interrupted};
@@ -292,10 +292,10 @@ int cmd_bucket(int argc, char **argv)
         {"oversize", CLI_STRING, &g.oversize, "HOW", "tensors larger than a bucket: alone (default) or slice (by rows)"},
         {"host-owned", CLI_STRING, &g.host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
         {"no-host-digests", CLI_FLAG, &o.no_host_digests, NULL, "do not read what is not sent for its value digests"},
-        {"base", CLI_STRING, &o.base, "BASE", "write what has changed since the buckets in BASE"},
+        {"base", CLI_PATH, &o.base, "BASE", "write what has changed since the buckets in BASE"},
         {"encoding", CLI_STRING, &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
         {"level", CLI_INT, &g.level, "N", "base: of zstd, 1 (default) to 19"},
-        {"apply", CLI_STRING, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
+        {"apply", CLI_PATH, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
         {"link", CLI_FLAG, &g.link, NULL, "apply: hard-link buckets that stay the same"},
         {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
         {"jobs", CLI_INT, &g.jobs, "N", "threads (default: twice the CPUs)"},

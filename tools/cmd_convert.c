@@ -210,7 +210,7 @@ int cmd_convert(int argc, char **argv)
         {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
         {"experts", CLI_STRING, &a.experts, "FORM", "released: experts in fp4 or fp8 (default: codes as they are, BF16 to fp4)"},
         {"fp8-block", CLI_STRING, &a.block, "SHAPE", "released: values that share an fp8 scale, 32x32 or 1x32 (default: as SRC has or had it)"},
-        {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
+        {"scale-hints", CLI_PATH, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
         {"fp4-ties", CLI_STRING, &a.ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
         {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},

@@ -367,6 +367,8 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
         st = problem.code;
         err = problem;
     }
+    if (st == BL_OK && o->rank >= 0 && c->kind != BL_SOURCE_PACKED)
+        st = bl_fail(&err, BL_E_USAGE, path, NULL, -1, "has no ranks: it is no packed model");
     int rc = st != BL_OK ? cli_report(cmd->program, st, &err)
              : o->tensor ? inspect_tensor(cmd, c, o->tensor, o->json)
              : o->check  ? check_run(cmd, c, (int)o->jobs, o->json)
@@ -379,7 +381,7 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
 int cmd_inspect(int argc, char **argv)
 {
     const char *args[1];
-    inspect_options o = {.rank = -1};
+    inspect_options o = {.rank = CLI_UNSET};
     int count;
     const cli_option options[] = {
         {"tensor", CLI_STRING, &o.tensor, "NAME", "statistics of one tensor, decoded with its scale"},
@@ -400,10 +402,10 @@ int cmd_inspect(int argc, char **argv)
     if (rc >= 0) return rc;
     if (o.token_map + o.check + o.scales + (o.tensor != NULL) + (o.fit != NULL) > 1)
         return cli_usage_error(&cmd, "--check, --scales, --fit, --tensor and --token-map do not go together");
-    if (o.fit && o.rank >= 0) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
+    if (o.fit && o.rank != CLI_UNSET) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
     if (o.jobs < 0 || o.jobs > 1024) return cli_usage_error(&cmd, "--jobs takes 1 to 1024");
     if (o.token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
-    if (o.rank < -1 || o.rank >= BL_MAX_RANKS) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
+    if (o.rank != CLI_UNSET && (o.rank < 0 || o.rank >= BL_MAX_RANKS)) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
     const char *path = count ? args[0] : cli_default_model();
     if (o.token_map) return inspect_token_map(&cmd, path, o.json);
     cli_catch_signals();

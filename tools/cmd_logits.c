@@ -91,10 +91,10 @@ int cmd_logits(int argc, char **argv)
     const cli_option options[] = {
         {"ids", CLI_LIST, &lists, "LIST", "token ids of a sequence, such as 0,17,4; repeat for a batch"},
         {"ids-file", CLI_LIST, &files, "FILE", "the same from a file: numbers between commas or white space"},
-        {"out", CLI_STRING, &j.out, "FILE", "safetensors file to write (required)"},
+        {"out", CLI_PATH, &j.out, "FILE", "safetensors file to write (required)"},
         {"chunk", CLI_INT, &j.chunk, "N", "tokens of each sequence in a forward pass (default all)"},
-        {"trace", CLI_STRING, &j.trace, "FILE", "also write the intermediates, named as in golden files"},
-        {"inject", CLI_STRING, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
+        {"trace", CLI_PATH, &j.trace, "FILE", "also write the intermediates, named as in golden files"},
+        {"inject", CLI_PATH, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
         {"threads", CLI_INT, &threads, "N", "worker threads (default: all CPUs)"},
         {"cpu", CLI_STRING, &level, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
         {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 
 #define CACHE_NOTE "not read: proven earlier, size, inode and times are the same. A cache cannot see bit rot"
-#define LEVEL_DEFAULT INT64_MIN /* not given */
 
 static const char details[] =
     "levels, each including the ones before:\n"
@@ -184,18 +183,18 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
 int cmd_verify(int argc, char **argv)
 {
     const char *args[1], *cpu = NULL;
-    int64_t level = LEVEL_DEFAULT, jobs = 0, rank = -1;
+    int64_t level = CLI_UNSET, jobs = 0, rank = CLI_UNSET;
     int count;
     output out = {0};
     bl_verify_options o = {.spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
                            .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
-                                  {"against", CLI_STRING, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
-                                  {"key", CLI_STRING, &o.key, "PUB", "level 4: check the signature with this public key first"},
-                                  {"sign", CLI_STRING, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
+                                  {"against", CLI_PATH, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
+                                  {"key", CLI_PATH, &o.key, "PUB", "level 4: check the signature with this public key first"},
+                                  {"sign", CLI_PATH, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
                                   {"hub", CLI_FLAG, &o.hub, NULL, "compare every file with what the Hugging Face client recorded"},
-                                  {"cache", CLI_STRING, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
+                                  {"cache", CLI_PATH, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
                                   {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
                                   {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
@@ -208,7 +207,7 @@ int cmd_verify(int argc, char **argv)
     if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
         return rc;
     }
-    level = level != LEVEL_DEFAULT ? level : o.key ? 4 : 3;
+    level = level != CLI_UNSET ? level : o.key ? 4 : 3;
     if (level < 0 || level > 4) {
         return cli_usage_error(&c, "--level takes 0 to 4");
     }
@@ -221,11 +220,11 @@ int cmd_verify(int argc, char **argv)
     if (o.cache && (o.sign || o.against)) {
         return cli_usage_error(&c, "--cache does not go with --%s, which reads everything", o.sign ? "sign" : "against");
     }
-    if (o.sign && (o.key || rank >= 0)) {
+    if (o.sign && (o.key || rank != CLI_UNSET)) {
         return cli_usage_error(&c, o.key ? "--sign and --key do not go together: sign first, then check"
                                          : "--sign and --rank do not go together: a signature is for all ranks");
     }
-    if (rank < -1 || rank >= BL_MAX_RANKS) {
+    if (rank != CLI_UNSET && (rank < 0 || rank >= BL_MAX_RANKS)) {
         return cli_usage_error(&c, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
     }
     if (rank >= 0 && o.against) {

@@ -63,7 +63,8 @@ def test_token_map_of_the_released_vocabulary(baleen, shared):
 
 
 @pytest.mark.parametrize("args,rc", [(["/nope"], 3), (["--tensor", "no.such"], 3), (["--token-map"], 2), (["a", "b"], 2),
-                                     (["--token-map", str(DEMO / "config.json")], 3), (["/dev/null"], 3)])
+                                     (["--token-map", str(DEMO / "config.json")], 3), (["/dev/null"], 3),
+                                     (["--rank", "-1"], 2), (["--rank", "1"], 2), (["--check", "--rank", "0"], 2)])
 def test_errors_are_one_line(baleen, args, rc):
     r = baleen("inspect", *args)
     assert r.rc == rc and r.out == "" and r.err.count("\n") == 1

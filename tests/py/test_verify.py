@@ -439,7 +439,8 @@ def test_not_a_checkpoint(baleen, tmp_path, make):
     assert r.rc == 3 and r.err.count("\n") == 1 and r.out == ""
 
 
-@pytest.mark.parametrize("args", [["--level", "4"], ["--level", "-1"], ["--jobs", "-1"], ["--cpu", "z80"], ["a", "b"]])
+@pytest.mark.parametrize("args", [["--level", "4"], ["--level", "-1"], ["--jobs", "-1"], ["--cpu", "z80"], ["a", "b"],
+                                  ["--rank", "-1"], ["--key", ""], ["--cache", ""], ["--sign="], ["--against", ""]])
 def test_usage(baleen, args):
     r = baleen("verify", *args)
     assert r.rc == 2 and r.err.count("\n") == 1
