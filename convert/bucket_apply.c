@@ -304,6 +304,26 @@ static bl_status check_tensor(lane *l, const bl_bucket_tensor *entry, bool chang
                    changed ? "the result differs from its digest: the delta is damaged" : "differs from its digest: the base is damaged");
 }
 
+/* Header and padding, which no tensor's digest covers: a linked bucket must have those that others are given. */
+static bl_status make_rest(const lane *l, const bl_segment *g, uint8_t *data, bl_error *err)
+{
+    uint8_t piece[4096];
+    for (size_t at = 0, n; at < g->nbytes; at += n) {
+        n = g->nbytes - at < sizeof piece ? g->nbytes - at : sizeof piece;
+        if (g->part == 0) {
+            bl_st_head_copy(&l->head, g->offset + at, n, piece);
+        } else {
+            memset(piece, 0, n);
+        }
+        if (l->linked && memcmp(data + at, piece, n) != 0) {
+            return bl_fail(err, BL_E_INPUT, l->path, NULL, -1, "its %s differs from its description: the base is damaged",
+                           g->part == 0 ? "header" : "padding");
+        }
+        memcpy(data + at, piece, n);
+    }
+    return BL_OK;
+}
+
 static bl_status finish_lane(apply_job *a, lane *l, bl_error *err)
 {
     bl_digest d = bl_hasher_final(l->after_hashes.data);
@@ -327,10 +347,8 @@ static bl_status make_new(void *arg, const bl_tile *t, bl_error *err)
         const bl_segment *g = &t->segments[i];
         const bl_bucket_tensor *entry = l->parts[g->part];
         const bl_delta_tensor *d = entry ? l->changes[entry - l->after->tensors] : NULL;
-        if (g->part == 0) {
-            bl_st_head_copy(&l->head, g->offset, g->nbytes, data);
-        } else if (!entry) {
-            memset(data, 0, g->nbytes);
+        if (!entry) {
+            BL_TRY(make_rest(l, g, data, err));
         } else if (d) {
             BL_TRY(change(a, l, entry, d, g, data, err));
         }

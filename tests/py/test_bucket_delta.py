@@ -154,9 +154,15 @@ def test_links(baleen, states, tmp_path):
     linked = [os.path.samefile(f, tmp_path / "base" / f.name) for f in sorted((tmp_path / "out").glob("*.safetensors"))]
     assert linked.count(True) == r["linked_buckets"] and not linked[0]
     assert baleen("verify", tmp_path / "out").rc == 0
-    flip(tmp_path / "base" / "bucket-00004.safetensors", -9)
-    r = baleen("bucket", "--apply", tmp_path / "delta", tmp_path / "base", tmp_path / "bad", "--link")
-    assert r.rc == 3 and "damaged" in r.err and not (tmp_path / "bad").exists()
+    bucket = tmp_path / "base" / "bucket-00004.safetensors"
+    whole = bucket.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    pad = next(v for k, v in json.loads(whole[8:8 + header]).items() if k.startswith("__pad__"))["data_offsets"][0]
+    for at, word in ((len(whole) - 9, "differs"), (50, "header"), (8 + header + pad, "padding")):
+        bucket.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        r = baleen("bucket", "--apply", tmp_path / "delta", tmp_path / "base", tmp_path / "bad", "--link")
+        assert r.rc == 3 and "damaged" in r.err and word in r.err and r.err.count("\n") == 1, r.err
+        assert not (tmp_path / "bad").exists() and not (tmp_path / "bad.partial").exists()
 
 
 def refused(baleen, tmp_path, delta, base, *words, rc=3):
@@ -275,7 +281,8 @@ def test_the_layout_is_that_of_the_base(baleen, states, tmp_path, args):
 
 
 @pytest.mark.parametrize("args", [["--encoding", "xor"], ["--level", "3"], ["--link"], ["--base", "X", "--encoding", "sum"],
-                                  ["--base", "X", "--level", "20"], ["--apply", "X", "--size", "1MiB"], ["--apply", "X", "--dry-run"]])
+                                  ["--base", "X", "--level", "0"], ["--base", "X", "--level", "20"], ["--base", ""],
+                                  ["--apply", "X", "--size", "1MiB"], ["--apply", "X", "--dry-run"]])
 def test_usage(baleen, tmp_path, args):
     r = baleen("bucket", DEMO, tmp_path / "bad", *args)
     assert r.rc == 2 and r.err.count("\n") == 1
