@@ -20,9 +20,32 @@ static void note(bl_odd_count *c, uint64_t at)
     bl_odd_add(c, (bl_odd_count){1, at});
 }
 
+static uint64_t part_cols(const bl_weight *w, bool scale)
+{
+    return scale ? bl_weight_scale_cols(w) : bl_weight_cols(w);
+}
+
+/* Elements of a row as it is stored: padding lies behind those of the part. */
+static uint64_t stored_cols(const bl_weight *w, bool scale)
+{
+    return part_cols(w, scale) + (scale && w->block_cols ? w->pad_cols / w->block_cols : w->pad_cols);
+}
+
+/* Which element of the part is stored element i; padding counts as the last of its row. */
+static uint64_t in_part(const bl_weight *w, bool scale, uint64_t i)
+{
+    uint64_t cols = part_cols(w, scale), stored = stored_cols(w, scale), col = i % stored;
+    return i / stored * cols + (col < cols ? col : cols - 1);
+}
+
+static uint64_t stored_row_bytes(const bl_weight *w, bool scale)
+{
+    return scale ? stored_cols(w, true) * (bl_weight_f32_scaled(w) ? 4 : 1) : bl_weight_row_bytes(w);
+}
+
 uint64_t bl_odd_group(const bl_weight *w, bool scale)
 {
-    uint64_t row = scale ? bl_weight_scale_row_bytes(w) : bl_weight_row_bytes(w);
+    uint64_t row = stored_row_bytes(w, scale);
     uint64_t scales = bl_weight_f32_scaled(w) ? 4 * BL_ODD_SCALES : BL_ODD_SCALES;
     uint64_t rows = scale ? (row && row < scales ? scales / row : 1) : BL_ODD_ROWS;
     while (rows > 1 && rows * row > BL_STREAM_TILE) {
@@ -138,9 +161,10 @@ static void look_at_magnitudes(uint64_t first, uint64_t n, const uint8_t *data, 
 static void look_at_scales(const bl_weight *w, uint64_t first, uint64_t n, const uint8_t *data, bl_odd_count *out)
 {
     bool f32 = bl_weight_f32_scaled(w);
+    uint64_t cols = bl_weight_scale_cols(w), stored = stored_cols(w, true);
     uint32_t count[EXPONENTS] = {0};
     for (uint64_t i = 0; i < n; i++) {
-        count[f32 ? exponent(data, i, true) : data[i]]++;
+        count[f32 ? exponent(data, i, true) : data[i]] += i % stored < cols;
     }
     if (w->form == BL_FORM_FP4) {
         count[ZERO_BLOCK] = 0; /* what quantisers write for a block of zeros */
@@ -151,8 +175,8 @@ static void look_at_scales(const bl_weight *w, uint64_t first, uint64_t n, const
     for (unsigned e = lo; e <= hi; e++) { /* what is beyond is a flaw */
         bool far = usual && (e >= usual + BL_ODD_SCALE_ABOVE || e + BL_ODD_SCALE_BELOW <= usual), end = e == 0 || e == 254;
         for (uint64_t i = 0; count[e] && (far || end) && i < n; i++) {
-            if ((f32 ? exponent(data, i, true) : data[i]) == e) {
-                note(&out[end ? BL_ODD_SCALE_ENDS : BL_ODD_SCALE_FAR], first + i);
+            if (i % stored < cols && (f32 ? exponent(data, i, true) : data[i]) == e) {
+                note(&out[end ? BL_ODD_SCALE_ENDS : BL_ODD_SCALE_FAR], first + in_part(w, true, i));
             }
         }
     }
@@ -160,12 +184,13 @@ static void look_at_scales(const bl_weight *w, uint64_t first, uint64_t n, const
 
 /* ---- the whole */
 
+/* first: of the stored elements. */
 static void look_at_flaws(const bl_cast_kernels *k, const bl_weight *w, bool scale, uint64_t first, uint64_t n, const uint8_t *data,
                           bl_odd_count *out, const char **what)
 {
     bl_flaw f = bl_flaw_find(k, (scale ? w->scale : w->tensor)->dtype, w, data, n);
     if (f.count) {
-        bl_odd_add(&out[scale ? BL_ODD_SCALE_FLAW : BL_ODD_FLAW], (bl_odd_count){f.count, first + f.first});
+        bl_odd_add(&out[scale ? BL_ODD_SCALE_FLAW : BL_ODD_FLAW], (bl_odd_count){f.count, in_part(w, scale, first + f.first)});
         *what = f.what;
     }
 }
@@ -190,15 +215,13 @@ static void look_at_group(const bl_weight *w, bool scale, uint64_t first, uint64
 void bl_odd_look(const bl_cast_kernels *k, const bl_weight *w, bool scale, uint64_t offset, uint64_t n, const uint8_t *data,
                  bl_odd_count out[BL_ODDITIES], const char **what)
 {
-    uint64_t group = bl_odd_group(w, scale), size = scale ? (bl_weight_f32_scaled(w) ? 4 : 1) : 0;
-    uint64_t per_row = scale ? bl_weight_scale_cols(w) : bl_weight_cols(w);
-    uint64_t row = scale ? per_row * size : bl_weight_row_bytes(w);
+    uint64_t group = bl_odd_group(w, scale), stored = stored_cols(w, scale), row = stored_row_bytes(w, scale);
     if (!row) {
         return; /* elements smaller than a byte, which no model has */
     }
-    look_at_flaws(k, w, scale, offset / row * per_row + offset % row * per_row / row, n, data, out, what);
+    look_at_flaws(k, w, scale, offset / row * stored + offset % row * stored / row, n, data, out, what);
     for (uint64_t at = 0; group && at < n; at += group) {
         uint64_t piece = n - at < group ? n - at : group;
-        look_at_group(w, scale, (offset + at) / row * per_row, piece, data + at, out);
+        look_at_group(w, scale, (offset + at) / row * part_cols(w, scale), piece, data + at, out);
     }
 }

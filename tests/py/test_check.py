@@ -58,6 +58,24 @@ def test_healthy_models_are_clean(baleen, tmp_path):
         assert baleen("convert", tmp_path / "tiny", tmp_path / to, "--to", to, *options).rc == 0
         assert check(baleen, tmp_path / to)["clean"], to
     assert check(baleen, tmp_path / "packed", "--rank", 1)["clean"]
+
+
+def test_padding_of_a_split_is_no_oddity(baleen, tmp_path):
+    """Its scales are 1, far from those of weights; and what is odd is named by its place without padding."""
+    assert baleen("synth", tmp_path / "small", "--preset", "small").rc == 0
+    split = ("--to", "packed", "--tp", 2, "--split", "pad")
+    assert baleen("convert", tmp_path / "small", tmp_path / "packed", *split).rc == 0
+    assert check(baleen, tmp_path / "packed")["clean"]
+    name = "layers.0.ffn.shared_experts.w2"
+    items = ckpt.tensors(tmp_path / "small")
+    dtype, shape, data = items[f"{name}.scale"]
+    scales = bytearray(data)
+    scales[3 * shape[1] + 1] += 20
+    items[f"{name}.scale"] = (dtype, shape, bytes(scales))
+    ckpt.write_folder(tmp_path / "odd", items, tmp_path / "small")
+    assert baleen("convert", tmp_path / "odd", tmp_path / "odd-packed", *split).rc == 0
+    found = check(baleen, tmp_path / "odd-packed")["items"]
+    assert [(i["weight"], i["count"], i["row"], i["col"]) for i in found] == [(f"{name}.weight", 1, 3, 1)], found
     r = baleen("inspect", DEMO, "--check")
     assert r.rc == 0 and r.out.count("\n") == 1 and "nothing looks wrong" in r.out
 
