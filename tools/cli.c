@@ -266,6 +266,7 @@ void cli_catch_signals(void)
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* writing beyond a limit is an error, EFBIG */
 }
 
 bool cli_interrupted(void)

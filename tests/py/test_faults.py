@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,14 @@ def test_a_disk_that_is_too_small(nano, tmp_path, to):
 def test_a_disk_without_room_for_files(nano, tmp_path, inodes):
     with small_disk(tmp_path, f"size=200m,nr_inodes={inodes}") as disk:
         failed_on(disk, run("baleen", *convert(nano, disk / "out", "packed")), "No space left")
+
+
+@pytest.mark.parametrize("to", TO)
+def test_a_limit_on_the_size_of_files(nano, tmp_path, to):
+    """ulimit -f: an error like a full disk, not a death by SIGXFSZ that leaves DST.partial behind."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+    failed_cleanly(run("baleen", *convert(nano, tmp_path / "out", to), preexec_fn=limit), tmp_path, "File too large")
 
 
 @pytest.mark.parametrize("to", TO)
