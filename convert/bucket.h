@@ -44,6 +44,7 @@ typedef struct bl_bucket_report {
     size_t changed_buckets;
     uint64_t changed_bytes; /* of these tensors */
     uint64_t delta_bytes;   /* of the delta's files */
+    size_t host_changed;    /* what is not sent and has another value digest: no delta has it */
     double seconds;
 } bl_bucket_report;
 

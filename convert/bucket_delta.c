@@ -280,6 +280,17 @@ static void keep_changed(bl_delta *delta, size_t buckets)
     }
 }
 
+/* What stays with the receiver although it has changed, as far as both states have digests of it. */
+static size_t changed_hosts(const bl_buckets *old, const bl_buckets *new)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < new->host_count; i++) {
+        const bl_host_tensor *a = &old->host[i], *b = &new->host[i];
+        n += a->value_class != BL_VALUE_NONE && b->value_class != BL_VALUE_NONE && !bl_digest_equal(&a->value, &b->value);
+    }
+    return n;
+}
+
 static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
 {
     static const bl_bucket_pass pass = {.work = read_base, .in_order = compare};
@@ -290,6 +301,7 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     size_t n;
     BL_TRY(bl_bucket_job_stream(b, &pass, err));
     keep_changed(&d->delta, b->planned.buckets.count);
+    d->report->host_changed = changed_hosts(&d->base, &b->planned.buckets);
     BL_TRY(bl_buckets_text(&b->planned.buckets, &text, &n, err));
     d->delta.target = bl_digest_bytes(text, n);
     BL_TRY(bl_bucket_text_file(j, BL_DELTA_TARGET_NAME, text, n, err));

@@ -144,13 +144,13 @@ static void on_note(const char *text)
 static int print_delta_json(const char *src, const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
     return receipt_print("baleen bucket",
-                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket",
+                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket",
                                    "source", receipt_text(src), "base", receipt_text(o->base), "destination", receipt_text(dst), "dry_run",
                                    o->dry_run, "encoding", bl_delta_encoding_name(o->encoding), "buckets", (json_int_t)r->buckets,
                                    "tensors", (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "changed_buckets",
                                    (json_int_t)r->changed_buckets, "changed_tensors", (json_int_t)r->changed, "changed_bytes",
-                                   (json_int_t)r->changed_bytes, "delta_bytes", (json_int_t)r->delta_bytes, "sha256", !o->no_sha256,
-                                   "seconds", r->seconds));
+                                   (json_int_t)r->changed_bytes, "delta_bytes", (json_int_t)r->delta_bytes, "changed_host_tensors",
+                                   (json_int_t)r->host_changed, "sha256", !o->no_sha256, "seconds", r->seconds));
 }
 
 static void print_delta_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
@@ -163,6 +163,9 @@ static void print_delta_text(const char *dst, const bl_bucket_options *o, const 
     printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB, %.1f s, %.2f GB/s compared\n", dst,
            r->changed, r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9, r->seconds,
            (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    if (r->host_changed) {
+        printf("%zu of the tensors kept by the receiver have changed too: the delta does not have them\n", r->host_changed);
+    }
 }
 
 static int apply(const cli_command *c, const char *delta, const char *base, const char *dst, const bl_apply_options *given, bool json)

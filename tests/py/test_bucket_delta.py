@@ -126,9 +126,22 @@ def test_streams_mean_what_the_format_says(states, encoding):
     assert seen > 20
 
 
+def test_what_the_receiver_keeps_has_changed(baleen, states, tmp_path):
+    """An Engram table is in no delta; that it differs is said."""
+    items = ckpt.tensors(DEMO)
+    name = next(n for n in items if n.endswith(".engram.embed.weight"))
+    dtype, shape, data = items[name]
+    items[name] = (dtype, shape, bytes([data[0] ^ 1]) + data[1:])
+    src = ckpt.write_folder(tmp_path / "table", items, DEMO)
+    r = make(baleen, src, tmp_path / "delta", "--base", states / "a-alone")
+    assert r["changed_tensors"] == 0 and r["changed_host_tensors"] == 1
+    r = baleen("bucket", src, tmp_path / "again", "--base", states / "a-alone")
+    assert r.rc == 0 and "1 of the tensors kept by the receiver" in r.out
+
+
 def test_nothing_changed(baleen, states, tmp_path):
     r = make(baleen, DEMO, tmp_path / "none", "--base", states / "a-alone")
-    assert r["changed_tensors"] == r["changed_buckets"] == r["delta_bytes"] == 0
+    assert r["changed_tensors"] == r["changed_buckets"] == r["delta_bytes"] == r["changed_host_tensors"] == 0
     apply(baleen, tmp_path / "none", states / "a-alone", tmp_path / "out")
     same(tmp_path / "out", states / "a-alone")
 
