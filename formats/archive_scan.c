@@ -71,7 +71,7 @@ static bl_status open_reader(scanner *x)
     archive_read_support_filter_zstd(x->r);
     archive_read_support_filter_xz(x->r);
     archive_read_support_format_tar(x->r);
-    archive_read_support_format_zip(x->r);
+    archive_read_support_format_zip_seekable(x->r); /* by its directory, as unzip goes: one that is cut has none */
     int fd = bl_file_fd(x->a->file); /* the same file each time, whatever has its name by now */
     if (lseek(fd, 0, SEEK_SET) != 0) {
         return bl_fail_errno(x->err, errno, 1, x->a->path, "cannot read the archive");

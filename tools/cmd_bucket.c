@@ -228,8 +228,8 @@ static int check_options(const cli_command *c, const given *g, bl_bucket_options
     if (g->encoding && strcmp(g->encoding, "xor") && strcmp(g->encoding, "ranges")) {
         return cli_usage_error(c, "--encoding takes xor or ranges, not '%.40s'", g->encoding);
     }
-    if (g->level != CLI_UNSET && (g->level < 1 || g->level > 19)) {
-        return cli_usage_error(c, "--level takes 1 to 19");
+    if (g->level != CLI_UNSET && (g->level < 1 || g->level > 9)) {
+        return cli_usage_error(c, "--level takes 1 to 9");
     }
     if (g->oversize && strcmp(g->oversize, "alone") && strcmp(g->oversize, "slice")) {
         return cli_usage_error(c, "--oversize takes alone or slice, not '%.40s'", g->oversize);
@@ -297,7 +297,7 @@ int cmd_bucket(int argc, char **argv)
         {"no-host-digests", CLI_FLAG, &o.no_host_digests, NULL, "do not read what is not sent for its value digests"},
         {"base", CLI_PATH, &o.base, "BASE", "write what has changed since the buckets in BASE"},
         {"encoding", CLI_STRING, &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
-        {"level", CLI_INT, &g.level, "N", "base: of zstd, 1 (default) to 19"},
+        {"level", CLI_INT, &g.level, "N", "base: of zstd, 1 (default) to 9"},
         {"apply", CLI_PATH, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
         {"link", CLI_FLAG, &g.link, NULL, "apply: hard-link buckets that stay the same"},
         {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},

@@ -200,6 +200,18 @@ def test_bombs(tmp_path):
 
 # ---- damage where weights come in a second reading, and are converted while they come
 
+@pytest.mark.parametrize("cut", [1, 22, 300])
+def test_zip_without_its_end(baleen, nano, tmp_path, cut):
+    """What was copied in part: the members are all there, the directory that other programs go by is not."""
+    archive = tmp_path / "a.zip"
+    make_zip(archive, nano)
+    os.truncate(archive, archive.stat().st_size - cut)
+    for command in (["verify", archive], ["convert", archive, tmp_path / "out", "--to", "bf16"]):
+        r = baleen(*command)
+        assert r.rc == 3 and r.err.count("\n") == 1 and "a.zip" in r.err, r.err
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
+
+
 def test_damage_is_not_converted(nano, tmp_path):
     """A flipped byte in compressed weights: zip has a CRC of every member, read before the result is complete."""
     archive = tmp_path / "a.zip"
