@@ -64,6 +64,8 @@ static void fill_draws(bl_cuda *c, const bl_pass *p)
         const bl_draw *d = &p->draws[i < p->delivered ? i : 0];
         draws[i] = (bl_cuda_draw){.sampling = d->sampling, .position = d->position, .draw = i < p->delivered && d->draw};
     }
+    /* whatever an earlier pass of another size had there is no token of this one, also where a kernel does not come to writing it */
+    memset(c->host_tables + c->layout.drawn, 0, (size_t)p->tokens * sizeof(bl_cuda_drawn));
 }
 
 /* Rows that kernels gather themselves: [tables][tokens * columns]. */
