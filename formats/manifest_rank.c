@@ -35,14 +35,7 @@ static bl_status read_value(const bl_mreader *r, bl_json v, bl_manifest_tensor *
         return BL_OK;
     }
     BL_TRY(BL_MREAD_TAKE(r, v, "'value'", slots));
-    for (int c = BL_VALUE_MATRIX; c <= BL_VALUE_BYTES; c++) {
-        if (bl_json_equals(kind, bl_value_class_name((bl_value_class)c))) {
-            t->value_class = (bl_value_class)c;
-        }
-    }
-    if (t->value_class == BL_VALUE_NONE) {
-        return bl_mread_bad(r, kind, "an unknown value class");
-    }
+    BL_TRY(bl_mread_to_value_class(r, kind, &t->value_class));
     BL_TRY(bl_mread_to_list(r, shape, "'shape'", BL_MAX_DIMS, &t->value_shape, &ndim));
     t->value_ndim = (uint32_t)ndim;
     BL_TRY(bl_mread_to_digests(r, digests, "'digests'", &t->values, &t->value_count));

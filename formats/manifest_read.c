@@ -90,6 +90,17 @@ bl_status bl_mread_to_hex(const bl_mreader *r, bl_json v, size_t n, void *out)
                         "not a digest of %zu hexadecimal digits", 2 * n);
 }
 
+bl_status bl_mread_to_value_class(const bl_mreader *r, bl_json v, bl_value_class *out)
+{
+    for (int c = BL_VALUE_MATRIX; c <= BL_VALUE_BYTES; c++) {
+        if (bl_json_equals(v, bl_value_class_name((bl_value_class)c))) {
+            *out = (bl_value_class)c;
+            return BL_OK;
+        }
+    }
+    return bl_mread_bad(r, v, "an unknown value class");
+}
+
 bl_status bl_mread_to_list(const bl_mreader *r, bl_json v, const char *what, size_t max, const uint64_t **out,
                            size_t *count)
 {

@@ -34,6 +34,8 @@ bl_status bl_mread_to_int(const bl_mreader *r, bl_json v, const char *what, int 
 bl_status bl_mread_to_text(const bl_mreader *r, bl_json v, const char *what, const char **out, size_t *n);
 /* n bytes as hexadecimal digits. */
 bl_status bl_mread_to_hex(const bl_mreader *r, bl_json v, size_t n, void *out);
+/* The name of a value class; never BL_VALUE_NONE. */
+bl_status bl_mread_to_value_class(const bl_mreader *r, bl_json v, bl_value_class *out);
 /* An array of at most max unsigned integers. */
 bl_status bl_mread_to_list(const bl_mreader *r, bl_json v, const char *what, size_t max, const uint64_t **out, size_t *count);
 bl_status bl_mread_to_digests(const bl_mreader *r, bl_json v, const char *what, const bl_digest **out, size_t *count);

@@ -1,22 +1,8 @@
 /* The scalar codecs against the formats' definitions in double arithmetic. */
+#include "kernels/fmath.h"
 #include "tests/check/check_cast.h"
 
 #include <math.h>
-#include <string.h>
-
-static uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return u;
-}
-
-static float float_of(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, 4);
-    return x;
-}
 
 /* ---- the formats, as they are defined */
 
@@ -62,7 +48,7 @@ uint16_t nearest_bf16(double x)
     double n = nearbyint(ldexp(a, -quantum)); /* both exact; nearest even */
     double r = ldexp(n, quantum);
     if (r >= ldexp(1, 128)) return sign | 0x7f80;
-    return (uint16_t)(sign | bits_of((float)r) >> 16);
+    return (uint16_t)(sign | bl_float_bits((float)r) >> 16);
 }
 
 /* ---- codecs */
@@ -75,8 +61,8 @@ static void decode_all(check *c, const char *name, const small_float *f, float (
         unsigned magnitude = i & (small_sign(f) - 1);
         double v = small_magnitude(f, magnitude);
         got[i] = decode((uint8_t)i);
-        uint32_t u = isnan(v) ? 0x7fc00000 : bits_of((float)v);
-        want[i] = float_of(u | (i & small_sign(f) ? 0x80000000u : 0));
+        uint32_t u = isnan(v) ? 0x7fc00000 : bl_float_bits((float)v);
+        want[i] = bl_bits_float(u | (i & small_sign(f) ? 0x80000000u : 0));
     }
     check_f32(c, name, got, want, 1, codes);
 }
@@ -87,10 +73,10 @@ static void e8m0_all(check *c)
     float got[256], want[256];
     for (int i = 0; i < 256; i++) {
         got[i] = bl_e8m0_to_f32((uint8_t)i);
-        want[i] = i == 255 ? float_of(0x7fc00000) : (float)ldexp(1, i - 127);
+        want[i] = i == 255 ? bl_bits_float(0x7fc00000) : (float)ldexp(1, i - 127);
     }
     check_f32(c, "e8m0", got, want, 1, 256);
-    check_int(c, "byte 0 is a subnormal float", bits_of(got[0]), 0x00400000);
+    check_int(c, "byte 0 is a subnormal float", bl_float_bits(got[0]), 0x00400000);
 }
 
 static void encode_one(check *c, const char *name, const small_float *f, uint8_t (*encode)(float), float x)
@@ -99,7 +85,7 @@ static void encode_one(check *c, const char *name, const small_float *f, uint8_t
     if (!isnan(x)) want = nearest_code(f, x);
     else want = (signbit(x) ? small_sign(f) : 0) | (f == &small_e2m1 ? 0 : small_sign(f) - 1);
     if (got == want) return;
-    check_case(c, "%s encodes 0x%08x (%.9g)", name, bits_of(x), (double)x);
+    check_case(c, "%s encodes 0x%08x (%.9g)", name, bl_float_bits(x), (double)x);
     check_int(c, "code", got, want);
 }
 
@@ -107,7 +93,7 @@ static void encode_one(check *c, const char *name, const small_float *f, uint8_t
 static void encode_all(check *c, const char *name, const small_float *f, uint8_t (*encode)(float))
 {
     check_case(c, "%s encodes every bf16", name);
-    for (uint32_t b = 0; b < 65536; b++) encode_one(c, name, f, encode, float_of(b << 16));
+    for (uint32_t b = 0; b < 65536; b++) encode_one(c, name, f, encode, bl_bits_float(b << 16));
     check_case(c, "%s rounds ties to even", name);
     for (unsigned code = 0; code < f->most; code++) {
         float tie = (float)((small_magnitude(f, code) + small_magnitude(f, code + 1)) / 2);
@@ -120,7 +106,7 @@ static void encode_all(check *c, const char *name, const small_float *f, uint8_t
         }
     }
     check_case(c, "%s encodes random floats", name);
-    for (int i = 0; i < 20000; i++) encode_one(c, name, f, encode, float_of((uint32_t)check_random(c)));
+    for (int i = 0; i < 20000; i++) encode_one(c, name, f, encode, bl_bits_float((uint32_t)check_random(c)));
     for (int i = 0; i < 20000; i++) encode_one(c, name, f, encode, (float)ldexp(check_normal(c), (int)check_below(c, 40) - 25));
     check_case(c, "%s encodes what it decodes, and saturates", name);
     for (unsigned code = 0; code <= f->most; code++) check_int(c, "round trip", encode((float)small_magnitude(f, code)), code);
@@ -135,7 +121,7 @@ static void bf16_encode(check *c)
         uint32_t u = (uint32_t)check_random(c);
         if (i % 3 == 1) u = (u & 0xffff0000) | 0x8000;                         /* ties */
         if (i % 3 == 2) u = (u & 0xffff0000) | (0x7fff + 2 * (uint32_t)(i & 1)); /* and just beside them */
-        float x = float_of(u);
+        float x = bl_bits_float(u);
         uint16_t want = isnan(x) ? (uint16_t)(0x7fc0 | (u >> 16 & 0x8000)) : isinf(x) ? (uint16_t)(u >> 16) : nearest_bf16(x);
         if (bl_f32_to_bf16(x) == want) continue;
         check_case(c, "bf16 of 0x%08x", (unsigned)u);
@@ -152,9 +138,9 @@ static void bf16_encode(check *c)
         check_bf16(c, "bf16", got, want, 1, 256);
     }
     check_case(c, "bf16 overflows at the last halfway point");
-    check_int(c, "below", bl_f32_to_bf16(float_of(0x7f7f7fff)), 0x7f7f);
-    check_int(c, "at", bl_f32_to_bf16(float_of(0x7f7f8000)), 0x7f80);
-    check_int(c, "a NaN whose payload would be lost", bl_f32_to_bf16(float_of(0xff800001)), 0xffc0);
+    check_int(c, "below", bl_f32_to_bf16(bl_bits_float(0x7f7f7fff)), 0x7f7f);
+    check_int(c, "at", bl_f32_to_bf16(bl_bits_float(0x7f7f8000)), 0x7f80);
+    check_int(c, "a NaN whose payload would be lost", bl_f32_to_bf16(bl_bits_float(0xff800001)), 0xffc0);
 }
 
 static void e8m0_ceil(check *c)
@@ -165,9 +151,9 @@ static void e8m0_ceil(check *c)
         check_int(c, "a power of two keeps its byte", bl_e8m0_ceil(p), e + 127);
         check_int(c, "above it the next", bl_e8m0_ceil(nextafterf(p, INFINITY)), e + 128 < 255 ? e + 128 : 254);
     }
-    check_int(c, "subnormal", bl_e8m0_ceil(float_of(1)), 1);
-    check_int(c, "2^-127", bl_e8m0_ceil(float_of(0x00400000)), 1);
-    check_int(c, "largest", bl_e8m0_ceil(float_of(0x7f7fffff)), 254);
+    check_int(c, "subnormal", bl_e8m0_ceil(bl_bits_float(1)), 1);
+    check_int(c, "2^-127", bl_e8m0_ceil(bl_bits_float(0x00400000)), 1);
+    check_int(c, "largest", bl_e8m0_ceil(bl_bits_float(0x7f7fffff)), 254);
 }
 
 /* Values that another implementation must agree with, written out. */
