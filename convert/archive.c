@@ -34,7 +34,14 @@ bl_status bl_job_put_file(bl_job *j, const char *name, bl_error *err)
     return s;
 }
 
-bl_status bl_job_archive(bl_job *j, const char *dst, bl_job_fill fill, bl_convert_report *report, bl_error *err)
+bl_status bl_job_put_tile(bl_job *j, const bl_tile *t, bl_error *err)
+{
+    const bl_plan_file *pf = &j->plan.files[t->lane];
+    BL_TRY(t->offset == 0 ? bl_archive_writer_begin(j->archive, pf->name, pf->head.file_bytes, err) : BL_OK);
+    return bl_archive_writer_put(j->archive, t->data, t->nbytes, err);
+}
+
+bl_status bl_job_archive(bl_job *j, const char *dst, bl_status (*fill)(void *arg, bl_error *err), void *arg, uint64_t *bytes, bl_error *err)
 {
     struct stat st = {0};
     BL_TRY(bl_folder_begin(&j->out, dst, false, err));
@@ -45,14 +52,14 @@ bl_status bl_job_archive(bl_job *j, const char *dst, bl_job_fill fill, bl_conver
     const char *path = bl_job_path(j, ARCHIVE_NAME);
     bl_status s = path ? bl_archive_writer_open(&j->archive, path, j->kind, err) : bl_fail(err, BL_E_NOMEM, dst, NULL, -1, "out of memory");
     if (s == BL_OK) {
-        s = fill(j, dst, report, err);
+        s = fill(arg, err);
     }
     if (s == BL_OK) {
         s = bl_archive_writer_close(&j->archive, err);
     }
     bl_archive_writer_abort(&j->archive);
     if (s == BL_OK && stat(path, &st) == 0) {
-        report->archive_bytes = (uint64_t)st.st_size;
+        *bytes = (uint64_t)st.st_size;
     }
     if (s == BL_OK) {
         s = bl_folder_commit_file(&j->out, ARCHIVE_NAME, err);

@@ -18,11 +18,13 @@ static bl_status open_file(bl_bucket_job *b, size_t file, bl_error *err)
     bl_job_file *f = &j->files[file];
     bl_status s = BL_OK;
     pthread_mutex_lock(&j->lock);
-    if (!f->writer) {
+    if (!f->opened) {
         const char *path = bl_job_path(j, j->plan.files[file].name);
-        s = path ? bl_writer_open(&f->writer, path, j->plan.files[file].head.file_bytes, err)
-                 : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+        s = !path       ? bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory")
+            : j->archive ? BL_OK
+                         : bl_writer_open(&f->writer, path, j->plan.files[file].head.file_bytes, err);
         s = s == BL_OK && !j->o->no_sha256 ? bl_sha256_create(&f->hash, err) : s;
+        f->opened = s == BL_OK;
     }
     pthread_mutex_unlock(&j->lock);
     return s;
@@ -31,12 +33,14 @@ static bl_status open_file(bl_bucket_job *b, size_t file, bl_error *err)
 static bl_status write_tile(bl_bucket_job *b, const bl_tile *t, bl_error *err)
 {
     BL_TRY(open_file(b, t->lane, err));
-    return bl_writer_put(b->job.files[t->lane].writer, t->data, t->nbytes, t->offset, err);
+    bl_writer *w = b->job.files[t->lane].writer; /* NULL: for an archive, written in order */
+    return w ? bl_writer_put(w, t->data, t->nbytes, t->offset, err) : BL_OK;
 }
 
 static bl_status finish_tile(bl_bucket_job *b, const bl_tile *t, bl_error *err)
 {
     bl_job_file *f = &b->job.files[t->lane];
+    BL_TRY(b->job.archive ? bl_job_put_tile(&b->job, t, err) : BL_OK);
     if (f->hash) {
         bl_sha256_update(f->hash, t->data, t->nbytes);
     }
@@ -46,7 +50,7 @@ static bl_status finish_tile(bl_bucket_job *b, const bl_tile *t, bl_error *err)
     if (f->hash) {
         BL_TRY(bl_sha256_final(f->hash, f->digest, err));
     }
-    return bl_writer_commit(&f->writer, err);
+    return f->writer ? bl_writer_commit(&f->writer, err) : BL_OK;
 }
 
 bl_status bl_bucket_text_file(bl_job *j, const char *name, char *text, size_t n, bl_error *err)
@@ -81,20 +85,35 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     BL_TRY(bl_bucket_text_file(j, BL_BUCKETS_NAME, text, n, err));
     BL_TRY(bl_bucket_flattened(j, &b->planned.buckets, err));
     BL_TRY(bl_job_small_file(j, "config.json", c->text, c->text_bytes, err));
-    const char *path = bl_job_path(j, BL_SUMS_NAME);
-    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    return bl_job_sums(j, err);
 }
 
-bl_status bl_bucket_folder(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), bl_error *err)
+typedef struct filling {
+    bl_bucket_job *b;
+    const char *dst;
+    bl_status (*fill)(bl_bucket_job *b, bl_error *err);
+} filling;
+
+static bl_status fill_output(void *arg, bl_error *err)
+{
+    const filling *f = arg;
+    const bl_job *j = &f->b->job;
+    BL_TRY(bl_job_space(j, f->dst, err));
+    BL_TRY(f->fill(f->b, err));
+    return j->o->cancelled && j->o->cancelled() ? bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted") : BL_OK;
+}
+
+bl_status bl_bucket_output(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), uint64_t *archive_bytes,
+                           bl_error *err)
 {
     bl_job *j = &b->job;
+    filling f = {.b = b, .dst = dst, .fill = fill};
+    if (j->kind != BL_ARCHIVE_NONE) {
+        return bl_job_archive(j, dst, fill_output, &f, archive_bytes, err);
+    }
     BL_TRY(bl_folder_begin(&j->out, dst, false, err));
     j->folder = bl_folder_files(j->out);
-    bl_status s = bl_job_space(j, dst, err);
-    s = s == BL_OK ? fill(b, err) : s;
-    if (s == BL_OK && j->o->cancelled && j->o->cancelled()) {
-        s = bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
-    }
+    bl_status s = fill_output(&f, err);
     s = s == BL_OK ? bl_folder_commit(&j->out, err) : s;
     bl_folder_abort(&j->out, false);
     return s;
@@ -116,7 +135,7 @@ bl_status bl_bucket_write(const char *src, const char *dst, const bl_bucket_opti
     *report = (bl_bucket_report){0};
     bl_status s = bl_bucket_job_open(&b, src, dst, o, NULL, report, err);
     if (s == BL_OK) {
-        s = o->dry_run ? rehearse(&b, dst, o, err) : bl_bucket_folder(&b, dst, fill_folder, err);
+        s = o->dry_run ? rehearse(&b, dst, o, err) : bl_bucket_output(&b, dst, fill_folder, &report->archive_bytes, err);
     }
     bl_bucket_job_close(&b, s, err);
     report->seconds = bl_bucket_now() - start;

@@ -16,7 +16,7 @@ typedef struct bl_bucket_options {
     bool slice;     /* tensors larger than a bucket are cut by rows; else each is alone, with what it must travel with */
     unsigned host;  /* BL_HOST_ bits: not sent */
     bool no_host_digests; /* do not read what is not sent for its value digests (those of a packed model are on record) */
-    const char *base; /* a folder of buckets of an older state: write what has changed since. size, align, slice and host are then its */
+    const char *base; /* buckets of an older state, a folder or an archive of one: write what has changed since. size, align, slice and host are then its */
     bl_delta_encoding encoding; /* base: of what has changed */
     int level;      /* base: of zstd, 1 to 9: beyond, setting up costs more than small tensors give back */
     int jobs;       /* threads; <= 0 = chosen */
@@ -44,11 +44,13 @@ typedef struct bl_bucket_report {
     size_t changed_buckets;
     uint64_t changed_bytes; /* of these tensors */
     uint64_t delta_bytes;   /* of the delta's files */
+    uint64_t archive_bytes; /* of the archive that was written; 0: a folder was */
     size_t host_changed;    /* what is not sent and has another value digest: no delta has it */
     double seconds;
 } bl_bucket_report;
 
-/* Write the buckets of the checkpoint at src (whatever bl_convert takes) into the folder dst, which must not exist or be empty.
+/* Write the buckets of the checkpoint at src (whatever bl_convert takes) into the folder dst, which must not exist or be empty, or
+ * into an archive where dst is named like one (bl_archive_kind_of).
  * Tensors are in model order; what must travel together is one group, in one bucket: a weight with its scale, wq_a with wkv, a
  * compressor's wkv with its wgate, an indexer's compressor. Every tensor of the model is sent or in host_owned, or nothing is
  * written. Equal checkpoints and options give equal bytes, whatever form the source has. Peak memory does not depend on sizes. On
@@ -62,6 +64,7 @@ bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_opti
 typedef struct bl_apply_options {
     bool link; /* hard-link buckets in which nothing changes, where that can be done; they are read and proven like the others */
     int jobs;
+    uint64_t spill_max; /* as in bl_bucket_options */
     bool no_sha256;
     void (*note)(const char *text);                                    /* may be NULL */
     bool (*cancelled)(void);                                           /* may be NULL */
@@ -72,10 +75,11 @@ typedef struct bl_apply_options {
 typedef struct bl_apply_report {
     size_t buckets, changed_buckets, linked, tensors, changed;
     uint64_t file_bytes, linked_bytes, delta_bytes;
+    uint64_t archive_bytes; /* as in bl_bucket_report */
     double seconds;
 } bl_apply_report;
 
-/* Make the state that delta leads to from the buckets in base, in the folder dst, which must not exist or be empty: what bl_bucket_write
+/* Make the state that delta leads to from the buckets in base (folders, or archives of them), in dst, as bl_bucket_write has it: what that
  * gives for that state, byte for byte. The base is not touched, so that a run that dies leaves an old state that is whole and no new one.
  * Every tensor of the result is proven by its digest. BL_E_INPUT: base is not the state that the delta was made for, or either is
  * damaged. */

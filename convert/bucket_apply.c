@@ -2,8 +2,8 @@
 #include "convert/bucket_diff.h"
 #include "convert/bucket_job.h"
 
-#include "formats/foreign.h"
 #include "formats/names.h"
+#include "verify/buckets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,8 @@ typedef struct apply_job {
     bl_bucket_job b; /* first, as for the others: the folder is made by the same functions */
     const bl_apply_options *o;
     bl_apply_report *report;
-    const char *delta_path, *base_path;
+    bl_place from, base_place; /* the delta, the old state */
+    const char *delta_path, *base_path; /* the folders of both */
     bl_buckets base, target;
     bl_delta delta;
     char *text; /* of target.json */
@@ -92,14 +93,9 @@ static bl_status read_states(apply_job *a, bl_error *err)
         return bl_fail(err, BL_E_INPUT, a->base_path, NULL, -1,
                        "is not the state that the delta was made for, by the digest of " BL_BUCKETS_NAME);
     }
+    BL_TRY(bl_delta_target(a->delta_path, &a->delta, arena, &a->target, &a->text, &a->text_bytes, err));
     const char *path = bl_path_join(arena, a->delta_path, BL_DELTA_TARGET_NAME);
-    BL_TRY(path ? bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &a->text, &a->text_bytes, err) : nomem(err));
-    d = bl_digest_bytes(a->text, a->text_bytes);
-    if (!bl_digest_equal(&d, &a->delta.target)) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is not the state that " BL_DELTA_NAME " leads to, by its digest");
-    }
-    BL_TRY(bl_buckets_parse(a->text, a->text_bytes, path, arena, &a->target, err));
-    return bl_buckets_alike(&a->base, &a->target, path, err);
+    return path ? bl_buckets_alike(&a->base, &a->target, path, err) : nomem(err);
 }
 
 /* Which tensors of the bucket change: those of the delta, in its order, and no others. */
@@ -192,8 +188,8 @@ static bl_status open_stream(apply_job *a, lane *l, bl_error *err)
     bl_arena arena = {0};
     bl_st_header h;
     const bl_delta_file *d = l->delta;
-    const char *path = bl_path_join(&a->b.job.arena, a->delta_path, d->name);
-    BL_TRY(path ? bl_file_open(&l->stream, path, err) : nomem(err));
+    BL_TRY(bl_place_file(&a->from, d->name, &l->stream, err));
+    const char *path = bl_file_path(l->stream);
     bl_status s = bl_st_read(l->stream, 0, &arena, &h, err);
     if (s == BL_OK && (h.count != d->count || h.header_bytes != d->data_offset)) {
         s = bl_fail(err, BL_E_INPUT, path, NULL, -1, "its header is not what " BL_DELTA_NAME " says");
@@ -210,7 +206,7 @@ static bl_status open_stream(apply_job *a, lane *l, bl_error *err)
 
 static bool link_bucket(apply_job *a, lane *l, const char *path)
 {
-    if (!a->o->link || l->delta) {
+    if (!a->o->link || l->delta || a->base_place.archive) {
         return false;
     }
     if (linkat(AT_FDCWD, l->path, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) {
@@ -230,7 +226,7 @@ static bl_status open_lane(apply_job *a, lane *l, bl_error *err)
 {
     const char *path = bl_job_path(&a->b.job, l->after->name);
     l->opened = true;
-    BL_TRY(path ? bl_file_open(&l->file, l->path, err) : nomem(err));
+    BL_TRY(path ? bl_place_file(&a->base_place, l->before->name, &l->file, err) : nomem(err));
     if (bl_file_size(l->file) != l->head.file_bytes) {
         return bl_fail(err, BL_E_INPUT, l->path, NULL, -1, "has %llu bytes, not the %llu of its description",
                        (unsigned long long)bl_file_size(l->file), (unsigned long long)l->head.file_bytes);
@@ -241,7 +237,7 @@ static bl_status open_lane(apply_job *a, lane *l, bl_error *err)
     BL_TRY(bl_hasher_create(&l->before_hash, err));
     BL_TRY(a->o->no_sha256 ? BL_OK : bl_sha256_create(&l->sha256, err));
     l->linked = link_bucket(a, l, path);
-    return l->linked ? BL_OK : bl_writer_open(&l->writer, path, l->head.file_bytes, err);
+    return l->linked || a->b.job.archive ? BL_OK : bl_writer_open(&l->writer, path, l->head.file_bytes, err);
 }
 
 static void close_lane(lane *l)
@@ -338,6 +334,16 @@ static bl_status finish_lane(apply_job *a, lane *l, bl_error *err)
     return s;
 }
 
+static bl_status write_tile(apply_job *a, lane *l, const bl_tile *t, bl_error *err)
+{
+    bl_archive_writer *archive = a->b.job.archive;
+    if (archive) {
+        BL_TRY(t->offset == 0 ? bl_archive_writer_begin(archive, l->after->name, l->head.file_bytes, err) : BL_OK);
+        return bl_archive_writer_put(archive, t->data, t->nbytes, err);
+    }
+    return l->writer ? bl_writer_put(l->writer, t->data, t->nbytes, t->offset, err) : BL_OK; /* NULL: linked */
+}
+
 static bl_status make_new(void *arg, const bl_tile *t, bl_error *err)
 {
     apply_job *a = arg;
@@ -362,9 +368,7 @@ static bl_status make_new(void *arg, const bl_tile *t, bl_error *err)
     if (l->sha256) {
         bl_sha256_update(l->sha256, t->data, t->nbytes);
     }
-    if (l->writer) {
-        BL_TRY(bl_writer_put(l->writer, t->data, t->nbytes, t->offset, err));
-    }
+    BL_TRY(write_tile(a, l, t, err));
     return t->last ? finish_lane(a, l, err) : BL_OK;
 }
 
@@ -383,7 +387,7 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
 {
     apply_job *a = (apply_job *)(void *)b;
     bl_job *j = &b->job;
-    const bl_stream stream = {.lanes = a->streams, .lane_count = a->count, .jobs = a->o->jobs, .work = read_old, .in_order = make_new,
+    const bl_stream stream = {.lanes = a->streams, .lane_count = a->count, .sequence = j->archive != NULL, .jobs = a->o->jobs, .work = read_old, .in_order = make_new,
                               .arg = a, .cancelled = a->o->cancelled, .progress = a->o->progress, .progress_arg = a->o->progress_arg};
     bl_status s = a->count ? bl_stream_run(&stream, err) : BL_OK;
     for (size_t i = 0; i < a->count; i++) {
@@ -396,25 +400,44 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     BL_TRY(bl_job_small_file(j, BL_BUCKETS_NAME, a->text, a->text_bytes, err));
     BL_TRY(bl_bucket_flattened(j, &a->target, err));
     BL_TRY(copy_config(a, err));
-    const char *path = bl_job_path(j, BL_SUMS_NAME);
-    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : nomem(err);
+    return bl_job_sums(j, err);
+}
+
+static bl_status open_places(apply_job *a, const char *delta, const char *base, const char *dst, bl_error *err)
+{
+    const bl_apply_options *o = a->o;
+    BL_TRY(bl_bucket_place(&a->from, delta, dst, o->spill_max, o->cancelled, err));
+    BL_TRY(bl_bucket_place(&a->base_place, base, dst, o->spill_max, o->cancelled, err));
+    a->delta_path = a->from.folder;
+    a->base_path = a->base_place.folder;
+    if (o->link && a->base_place.archive && o->note) {
+        o->note("the old state is an archive, in which there are no files to link: buckets are copied");
+    }
+    return BL_OK;
 }
 
 bl_status bl_bucket_apply(const char *delta, const char *base, const char *dst, const bl_apply_options *o, bl_apply_report *report,
                           bl_error *err)
 {
-    apply_job a = {.o = o, .report = report, .delta_path = delta, .base_path = base};
+    apply_job a = {.o = o, .report = report};
     double start = bl_bucket_now();
     *report = (bl_apply_report){0};
-    a.b.options = (bl_convert_options){.no_sha256 = o->no_sha256, .cancelled = o->cancelled};
+    a.b.options = (bl_convert_options){.no_sha256 = o->no_sha256, .link = o->link, .cancelled = o->cancelled, .note = o->note};
     a.b.job.o = &a.b.options;
+    a.b.job.kind = bl_archive_kind_of(dst);
+    BL_TRY(bl_job_check_archive(&a.b.job, dst, err));
     BL_TRY(bl_job_place(base, dst, err));
     BL_TRY(bl_job_place(delta, dst, err));
     pthread_mutex_init(&a.b.job.lock, NULL);
-    bl_status s = read_states(&a, err);
+    bl_status s = open_places(&a, delta, base, dst, err);
+    s = s == BL_OK ? read_states(&a, err) : s;
     s = s == BL_OK ? plan(&a, err) : s;
-    s = s == BL_OK ? bl_bucket_folder(&a.b, dst, fill_folder, err) : s;
+    s = s == BL_OK ? bl_bucket_output(&a.b, dst, fill_folder, &report->archive_bytes, err) : s;
     bl_bucket_job_close(&a.b, s, err);
+    bl_archive_show(a.from.archive, s == BL_OK ? NULL : err);
+    bl_archive_show(a.base_place.archive, s == BL_OK ? NULL : err);
+    bl_place_close(&a.from);
+    bl_place_close(&a.base_place);
     free(a.text);
     report->seconds = bl_bucket_now() - start;
     return s;

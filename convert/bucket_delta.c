@@ -2,8 +2,7 @@
 #include "convert/bucket_diff.h"
 #include "convert/bucket_job.h"
 
-#include "formats/names.h"
-
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +24,7 @@ typedef struct delta_job {
     const bl_bucket_options *o;
     bl_bucket_report *report;
     bl_arena arena; /* of the base's description */
+    bl_place place; /* of the base */
     bl_buckets base;
     bl_digest base_digest;
     lane *lanes; /* [buckets] */
@@ -53,15 +53,11 @@ static bl_status open_lane(delta_job *d, size_t i, bl_error *err)
     lane *l = &d->lanes[i];
     const bl_bucket *b = &d->base.buckets[i];
     char name[40];
-    const char *path = bl_path_join(&d->b.job.arena, d->o->base, b->name);
     snprintf(name, sizeof name, "spool-%05zu", i + 1);
     const char *spool = bl_job_path(&d->b.job, name);
-    if (!path || !spool) {
-        return nomem(err);
-    }
-    BL_TRY(bl_file_open(&l->file, path, err));
+    BL_TRY(spool ? bl_place_file(&d->place, b->name, &l->file, err) : nomem(err));
     if (bl_file_size(l->file) != b->data_offset + b->nbytes) {
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "has %llu bytes, not the %llu of its description",
+        return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), NULL, -1, "has %llu bytes, not the %llu of its description",
                        (unsigned long long)bl_file_size(l->file), (unsigned long long)(b->data_offset + b->nbytes));
     }
     BL_TRY(bl_reader_open(&l->reader, l->file, err));
@@ -143,7 +139,8 @@ static uint64_t row_bytes(const bl_tensor *t)
 /* ---- the delta's file of a bucket */
 
 typedef struct assembly {
-    bl_output *out;
+    bl_output *out; /* NULL: into the archive */
+    bl_archive_writer *archive;
     bl_sha256 *sha256; /* NULL: not wanted */
     bl_hasher *data;
     uint64_t at;
@@ -151,7 +148,7 @@ typedef struct assembly {
 
 static bl_status put(assembly *a, const void *bytes, uint64_t n, bl_error *err)
 {
-    BL_TRY(bl_output_write(a->out, bytes, n, a->at, err));
+    BL_TRY(a->out ? bl_output_write(a->out, bytes, n, a->at, err) : bl_archive_writer_put(a->archive, bytes, n, err));
     a->at += n;
     if (a->sha256) {
         bl_sha256_update(a->sha256, bytes, n);
@@ -195,9 +192,11 @@ static bl_status write_file(delta_job *d, const lane *l, const char *path, const
                             bl_error *err)
 {
     enum { PIECE = 1 << 20 };
-    assembly a = {0};
+    assembly a = {.archive = d->b.job.archive};
     uint8_t *buf = malloc(PIECE);
-    bl_status s = buf ? bl_output_open(&a.out, path, head->file_bytes, err) : nomem(err);
+    bl_status s = !buf        ? nomem(err)
+                  : a.archive ? bl_archive_writer_begin(a.archive, f->name, head->file_bytes, err)
+                              : bl_output_open(&a.out, path, head->file_bytes, err);
     s = s == BL_OK ? bl_hasher_create(&a.data, err) : s;
     s = s == BL_OK && !d->b.job.o->no_sha256 ? bl_sha256_create(&a.sha256, err) : s;
     s = s == BL_OK ? put_all(&a, l, head, buf, PIECE, err) : s;
@@ -206,7 +205,7 @@ static bl_status write_file(delta_job *d, const lane *l, const char *path, const
         f->data_offset = head->header_bytes;
         f->nbytes = l->spooled;
         f->digest = bl_hasher_final(a.data);
-        s = bl_output_commit(&a.out, err);
+        s = a.out ? bl_output_commit(&a.out, err) : BL_OK;
     }
     bl_output_abort(&a.out);
     bl_hasher_destroy(&a.data);
@@ -308,16 +307,16 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     BL_TRY(bl_delta_text(&d->delta, &text, &n, err));
     BL_TRY(bl_bucket_text_file(j, BL_DELTA_NAME, text, n, err));
     BL_TRY(bl_job_small_file(j, "config.json", c->text, c->text_bytes, err));
-    const char *path = bl_job_path(j, BL_SUMS_NAME);
-    return path ? bl_sums_write(j->sums, j->sum_count, path, err) : nomem(err);
+    return bl_job_sums(j, err);
 }
 
 /* The old state: its layout is the new one's. */
-static bl_status open_base(delta_job *d, bl_bucket_options *o, bl_error *err)
+static bl_status open_base(delta_job *d, const char *dst, bl_bucket_options *o, bl_error *err)
 {
     char *text;
     size_t n;
-    BL_TRY(bl_buckets_read(o->base, &d->arena, &d->base, &text, &n, err));
+    BL_TRY(bl_bucket_place(&d->place, o->base, dst, o->spill_max, o->cancelled, err));
+    BL_TRY(bl_buckets_read(d->place.folder, &d->arena, &d->base, &text, &n, err));
     d->base_digest = bl_digest_bytes(text, n);
     free(text);
     o->size = d->base.size;
@@ -338,7 +337,7 @@ static bl_status make(delta_job *d, const char *dst, bl_error *err)
     d->lanes = bl_arena_array(&j->arena, buckets, sizeof *d->lanes);
     d->delta = (bl_delta){.writer = "baleen " BL_VERSION, .encoding = d->o->encoding, .base = d->base_digest};
     d->delta.files = bl_arena_array(&j->arena, buckets, sizeof *d->delta.files);
-    return d->lanes && d->delta.files ? bl_bucket_folder(&d->b, dst, fill_folder, err) : nomem(err);
+    return d->lanes && d->delta.files ? bl_bucket_output(&d->b, dst, fill_folder, &d->report->archive_bytes, err) : nomem(err);
 }
 
 bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_options *o, bl_bucket_report *report, bl_error *err)
@@ -348,7 +347,7 @@ bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_opti
     double start = bl_bucket_now();
     *report = (bl_bucket_report){0};
     BL_TRY(bl_job_place(o->base, dst, err));
-    bl_status s = open_base(&d, &mine, err);
+    bl_status s = open_base(&d, dst, &mine, err);
     if (s == BL_OK) {
         s = bl_bucket_job_open(&d.b, src, dst, &mine, &d.base, report, err);
         s = s == BL_OK ? make(&d, dst, err) : s;
@@ -358,6 +357,8 @@ bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_opti
         }
         bl_bucket_job_close(&d.b, s, err);
     }
+    bl_archive_show(d.place.archive, s == BL_OK ? NULL : err);
+    bl_place_close(&d.place);
     bl_arena_reset(&d.arena);
     report->seconds = bl_bucket_now() - start;
     return s;

@@ -49,7 +49,9 @@ bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst,
                                      .no_sha256 = o->no_sha256, .note = o->note,
                                      .cancelled = o->cancelled, .progress = o->progress, .progress_arg = o->progress_arg}};
     b->job.o = &b->options;
+    b->job.kind = bl_archive_kind_of(dst);
     pthread_mutex_init(&b->job.lock, NULL);
+    BL_TRY(bl_job_check_archive(&b->job, dst, err));
     BL_TRY(bl_job_open(&b->job, src, dst, err));
     if (b->job.source->kind == BL_SOURCE_FILE) {
         return bl_fail(err, BL_E_INPUT, b->job.source->path, NULL, -1, "is a single file: a checkpoint folder with config.json is needed");
@@ -74,6 +76,15 @@ void bl_bucket_job_close(bl_bucket_job *b, bl_status s, bl_error *err)
     free(b->job.sums);
     bl_checkpoint_close(&b->job.source);
     bl_arena_reset(&b->job.arena);
+}
+
+bl_status bl_bucket_place(bl_place *p, const char *path, const char *dst, uint64_t spill_max, bool (*cancelled)(void), bl_error *err)
+{
+    char *spill = bl_archive_spill(dst);
+    const bl_archive_options archives = {.spill = spill, .spill_max = spill_max, .cancelled = cancelled};
+    bl_status s = spill ? bl_place_open(p, path, &archives, err) : nomem(err);
+    free(spill);
+    return s;
 }
 
 /* ---- layouts */

@@ -4,6 +4,7 @@
 
 #include "convert/bucket_plan.h"
 #include "convert/job.h"
+#include "formats/place.h"
 
 struct bl_bucket_job;
 typedef struct bl_bucket_pass {
@@ -26,12 +27,16 @@ bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst,
 /* s, err: how the job ended. */
 void bl_bucket_job_close(bl_bucket_job *b, bl_status s, bl_error *err);
 
+/* Open a folder of buckets or of a delta, or an archive of one, which unpacks beside dst. */
+bl_status bl_bucket_place(bl_place *p, const char *path, const char *dst, uint64_t spill_max, bool (*cancelled)(void), bl_error *err);
+
 /* Produce the bytes of all files, and digest them; pass->work gets each tile of a bucket once it is made, on any thread,
  * pass->in_order gets it in file order. Then the description of the buckets is complete and covers the model. */
 bl_status bl_bucket_job_stream(bl_bucket_job *b, const bl_bucket_pass *pass, bl_error *err);
 
-/* Make the folder dst: begun, filled, complete or not there. */
-bl_status bl_bucket_folder(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), bl_error *err);
+/* Make dst, a folder or an archive of one (the job's kind; *archive_bytes is then its size): begun, filled, complete or not there. */
+bl_status bl_bucket_output(bl_bucket_job *b, const char *dst, bl_status (*fill)(bl_bucket_job *b, bl_error *err), uint64_t *archive_bytes,
+                           bl_error *err);
 /* Have a and b the same tensors at the same places, and the same options? Else BL_E_INPUT, naming the first difference in path. */
 bl_status bl_buckets_alike(const bl_buckets *a, const bl_buckets *b, const char *path, bl_error *err);
 

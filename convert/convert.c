@@ -278,9 +278,7 @@ static bl_status fill_folder(bl_job *j, bl_error *err)
     BL_TRY(bl_job_recorded(j, err));
     BL_TRY(j->archive ? BL_OK : known_files(j, err));
     BL_TRY(j->plan.target == BL_TO_PACKED ? bl_job_manifests(j, err) : BL_OK);
-    const char *path = bl_job_path(j, BL_SUMS_NAME);
-    BL_TRY(path ? bl_sums_write(j->sums, j->sum_count, path, err) : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory"));
-    return bl_job_put_file(j, BL_SUMS_NAME, err);
+    return bl_job_sums(j, err);
 }
 
 static bl_status open_encoder(bl_job *j, bl_error *err)
@@ -321,6 +319,19 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
         s = bl_fail(err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
     }
     return s;
+}
+
+/* What an archive is made of. */
+typedef struct making {
+    bl_job *j;
+    const char *dst;
+    bl_convert_report *report;
+} making;
+
+static bl_status make_members(void *arg, bl_error *err)
+{
+    const making *m = arg;
+    return make_files(m->j, m->dst, m->report, err);
 }
 
 static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err)
@@ -416,7 +427,7 @@ bl_status bl_convert(const char *src, const char *dst, const bl_convert_options 
     if (s == BL_OK) {
         fill_report(&j, report);
         s = o->dry_run                  ? rehearse(&j, dst, err)
-            : j.kind != BL_ARCHIVE_NONE ? bl_job_archive(&j, dst, make_files, report, err)
+            : j.kind != BL_ARCHIVE_NONE ? bl_job_archive(&j, dst, make_members, &(making){&j, dst, report}, &report->archive_bytes, err)
                                         : write_folder(&j, dst, report, err);
     }
     if (s != BL_OK) {

@@ -53,6 +53,13 @@ bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_
     return bl_job_sum(j, name, sha256, err);
 }
 
+bl_status bl_job_sums(bl_job *j, bl_error *err)
+{
+    const char *path = bl_job_path(j, BL_SUMS_NAME);
+    BL_TRY(path ? bl_sums_write(j->sums, j->sum_count, path, err) : nomem(err));
+    return bl_job_put_file(j, BL_SUMS_NAME, err);
+}
+
 /* ---- streaming the payload */
 
 bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err)
@@ -163,13 +170,6 @@ static bl_status make_tile(bl_job *j, const bl_tile *t, bl_error *err)
     return w ? bl_writer_put(w, t->data, t->nbytes, t->offset, err) : BL_OK;
 }
 
-static bl_status put_in_archive(bl_job *j, const bl_tile *t, bl_error *err)
-{
-    const bl_plan_file *pf = &j->plan.files[t->lane];
-    BL_TRY(t->offset == 0 ? bl_archive_writer_begin(j->archive, pf->name, pf->head.file_bytes, err) : BL_OK);
-    return bl_archive_writer_put(j->archive, t->data, t->nbytes, err);
-}
-
 static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
 {
     bl_job_file *f = &j->files[t->lane];
@@ -178,7 +178,7 @@ static bl_status finish_tile(bl_job *j, const bl_tile *t, bl_error *err)
         BL_TRY(bl_produce_late(&j->producer, t, err));
         BL_TRY(f->writer ? bl_writer_put(f->writer, t->data, t->nbytes, t->offset, err) : BL_OK);
     }
-    BL_TRY(j->archive ? put_in_archive(j, t, err) : BL_OK);
+    BL_TRY(j->archive ? bl_job_put_tile(j, t, err) : BL_OK);
     BL_TRY(bl_job_hash(j, t, err));
     if (!t->last) {
         return BL_OK;

@@ -73,6 +73,8 @@ const char *bl_job_path(bl_job *j, const char *name);
 bl_status bl_job_small_file(bl_job *j, const char *name, const void *data, size_t n, bl_error *err);
 /* Put a small file that is in the folder into the archive, if one is written. */
 bl_status bl_job_put_file(bl_job *j, const char *name, bl_error *err);
+/* SHA256SUMS of all files that were noted: the last file. */
+bl_status bl_job_sums(bl_job *j, bl_error *err);
 /* Note a file's SHA-256. */
 bl_status bl_job_sum(bl_job *j, const char *name, const uint8_t sha256[32], bl_error *err);
 
@@ -85,9 +87,10 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
 /* Set up the hashes of a file; add a tile to them, in order; after the last one set the file's digest. */
 bl_status bl_job_hash_open(bl_job *j, size_t file, bl_error *err);
 bl_status bl_job_hash(bl_job *j, const bl_tile *t, bl_error *err);
-/* Make dst, which is to be an archive of this kind. fill makes all files, in order. */
-typedef bl_status (*bl_job_fill)(bl_job *j, const char *dst, bl_convert_report *report, bl_error *err);
-bl_status bl_job_archive(bl_job *j, const char *dst, bl_job_fill fill, bl_convert_report *report, bl_error *err);
+/* Put a tile of a planned file into the archive; the tiles of all files come in order. */
+bl_status bl_job_put_tile(bl_job *j, const bl_tile *t, bl_error *err);
+/* Make dst, which is to be an archive of j's kind. fill makes all files, in order. *bytes is set to the archive's size. */
+bl_status bl_job_archive(bl_job *j, const char *dst, bl_status (*fill)(void *arg, bl_error *err), void *arg, uint64_t *bytes, bl_error *err);
 /* Can dst be an archive, under these options? BL_E_USAGE if not. */
 bl_status bl_job_check_archive(const bl_job *j, const char *dst, bl_error *err);
 /* Where tensors come in the order of an archive: choose the order of the output files, and tell what will be read for those that are

@@ -4,6 +4,7 @@
 #include "convert/synth_shape.h"
 #include "convert/synth_tokenizer.h"
 #include "convert/writer.h"
+#include "formats/archive_write.h"
 #include "formats/names.h"
 #include "verify/stream.h"
 
@@ -283,10 +284,13 @@ static bl_status fill_folder(synth *y, const char *tokenizer, size_t tokenizer_b
 
 bl_status bl_synth(const char *dst, const bl_synth_options *o, bl_synth_report *report, bl_error *err)
 {
-    synth *y = calloc(1, sizeof *y);
     char *tokenizer = NULL, *config = NULL;
     size_t tokenizer_bytes = 0, config_bytes = 0;
     *report = (bl_synth_report){0};
+    if (bl_archive_kind_of(dst) != BL_ARCHIVE_NONE) {
+        return bl_fail(err, BL_E_USAGE, dst, NULL, -1, "is named like an archive, but a folder would be made: pack it afterwards (tar, zip)");
+    }
+    synth *y = calloc(1, sizeof *y);
     if (!y) {
         return nomem(err);
     }

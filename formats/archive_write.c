@@ -1,7 +1,5 @@
 #include "formats/archive_write.h"
 
-#include "formats/names.h"
-
 #include <archive.h>
 #include <archive_entry.h>
 #include <errno.h>
@@ -9,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #define TAR_BLOCK 512u
@@ -38,8 +37,10 @@ bl_archive_kind bl_archive_kind_of(const char *path)
         {".tzst", BL_ARCHIVE_TAR_ZST},  {".zip", BL_ARCHIVE_ZIP},       {".tar.xz", BL_ARCHIVE_OTHER}, {".txz", BL_ARCHIVE_OTHER},
         {".tar.bz2", BL_ARCHIVE_OTHER}, {".tar.lz4", BL_ARCHIVE_OTHER}, {".7z", BL_ARCHIVE_OTHER},     {".rar", BL_ARCHIVE_OTHER},
     };
+    size_t length = strlen(path);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (bl_stem(path, known[i].tail) > 0) {
+        size_t n = strlen(known[i].tail);
+        if (length > n && strcasecmp(path + length - n, known[i].tail) == 0) {
             return known[i].kind;
         }
     }

@@ -20,7 +20,7 @@ typedef enum bl_archive_kind {
     BL_ARCHIVE_OTHER /* an archive's, but of a kind that is not written here */
 } bl_archive_kind;
 
-/* By the end of the name: .tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip. */
+/* By the end of the name, in any letter case: .tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip. */
 bl_archive_kind bl_archive_kind_of(const char *path);
 
 typedef struct bl_archive_writer bl_archive_writer;

@@ -1,6 +1,7 @@
 #include "formats/checkpoint.h"
 
 #include "formats/checkpoint_build.h"
+#include "formats/delta.h"
 #include "formats/foreign.h"
 #include "formats/json.h"
 #include "formats/names.h"
@@ -278,6 +279,31 @@ static bl_status check_archive(bl_build *b)
     return bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1, "is an archive without a checkpoint: there is no config.json in it");
 }
 
+/* What weight sync makes has a config.json and safetensors files too. */
+static bl_status check_other(bl_build *b)
+{
+    const char *what = bl_buckets_recognise(b->c->path) ? "weight-sync buckets" : bl_delta_recognise(b->c->path) ? "a delta of weight-sync buckets" : NULL;
+    return what ? bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1, "holds %s, no checkpoint: see 'baleen bucket --help'", what) : BL_OK;
+}
+
+/* The archive that path is, if it is to be read as a checkpoint. */
+static bl_status open_archive(bl_build *b, const char *path)
+{
+    bl_checkpoint *c = b->c;
+    if (b->options->opened) {
+        c->archive = *b->options->opened;
+        *b->options->opened = NULL;
+    } else if (b->options->archives && bl_archive_recognise(path)) {
+        BL_TRY(bl_archive_open(&c->archive, path, b->options->archives, b->err));
+    }
+    if (!c->archive) {
+        return BL_OK;
+    }
+    const char *root = bl_archive_root(c->archive);
+    c->path = bl_arena_strndup(&c->arena, root, strlen(root));
+    return c->path ? check_archive(b) : no_memory(b);
+}
+
 static bl_status read_any(bl_build *b, const char *path)
 {
     struct stat st;
@@ -288,18 +314,12 @@ static bl_status read_any(bl_build *b, const char *path)
     if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0) {
         return bl_fail_errno(b->err, errno, 1, path, "cannot read the folder");
     }
-    if (!S_ISDIR(st.st_mode) && b->options->archives && bl_archive_recognise(path)) {
-        BL_TRY(bl_archive_open(&c->archive, path, b->options->archives, b->err));
-        const char *root = bl_archive_root(c->archive);
-        c->path = bl_arena_strndup(&c->arena, root, strlen(root));
-        if (!c->path) {
-            return no_memory(b);
-        }
-        BL_TRY(check_archive(b));
-    } else if (!S_ISDIR(st.st_mode)) {
+    BL_TRY(S_ISDIR(st.st_mode) ? BL_OK : open_archive(b, path));
+    if (!S_ISDIR(st.st_mode) && !c->archive) {
         c->kind = BL_SOURCE_FILE;
         return read_single(b, c->path);
     }
+    BL_TRY(check_other(b));
     const char *manifest = bl_build_path(b, c->path, "manifest.json");
     if (!manifest) {
         return no_memory(b);

@@ -57,6 +57,7 @@ typedef struct bl_checkpoint_options {
     bool one_rank; /* packed models: open one rank alone, and not all of them as one model */
     int rank;      /* which */
     const bl_archive_options *archives; /* NULL: an archive is refused like any other file */
+    bl_archive **opened; /* NULL, or path's archive, opened already (NULL: it is none): taken over, also on failure */
     bool any_generation; /* HF folders: also those of generations before V4.1, whose config says little (config.earlier) */
 } bl_checkpoint_options;
 
@@ -68,6 +69,8 @@ typedef struct bl_checkpoint_options {
  * their names says. File names with '/', a leading '.', NUL or control characters are refused, symbolic links are followed.
  * metadata.total_size is often wrong in the wild: a mismatch is reported when tolerate is set and ignored otherwise. Without
  * an index a folder with exactly one *.safetensors file is that file.
+ *
+ * Folders of weight-sync buckets and of deltas are refused as what they are.
  *
  * Packed models: config.json, manifest.json and the files and offsets of every rank's manifest (or one rank's), each payload
  * file's header read and compared with it; no other *.safetensors file may be in a rank's folder. A name may then occur once for

@@ -135,3 +135,8 @@ int bl_exit_code(bl_status s)
         return 4;
     }
 }
+
+const char *bl_plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}

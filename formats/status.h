@@ -72,4 +72,7 @@ static inline uint64_t bl_pieces(uint64_t n, uint64_t size)
     return n / size + (n % size != 0);
 }
 
+/* Ending of a noun that n is the number of: "" for 1, else "s". */
+const char *bl_plural(uint64_t n);
+
 #endif

@@ -26,7 +26,9 @@ static const char details[] =
     "DELTA was made for, by its digests, and is left alone: applied twice, an exclusive or gives the old bytes again, so that a run\n"
     "that died in place would leave something that nobody could tell. --link spends no room on buckets that stay the same.\n"
     "\n"
-    "DST appears complete or not at all; 'baleen verify DST' proves buckets and deltas.\n";
+    "DST appears complete or not at all: an interrupted run leaves nothing that counts, and there is no --resume, the same command\n"
+    "begins anew. SRC, BASE, DELTA and DST may be archives (.tar, .tar.gz, .tar.zst, .zip; see 'baleen convert --help'). 'baleen verify'\n"
+    "proves buckets and deltas, 'baleen inspect' says what is in them.\n";
 
 /* "engram,dspark" -> BL_HOST_ bits; false on anything else. */
 static bool parse_host(const char *text, unsigned *bits)
@@ -94,6 +96,22 @@ static void on_plan(void *arg, const bl_buckets *b)
     }
 }
 
+static void print_archive(uint64_t bytes)
+{
+    if (bytes) {
+        printf(", archive of %.3f GB", (double)bytes * 1e-9);
+    }
+}
+
+/* The receipt, with the size of the archive where one was written. */
+static int print_receipt(json_t *j, uint64_t archive_bytes)
+{
+    if (j && archive_bytes) {
+        json_object_set_new(j, "archive_bytes", json_integer((json_int_t)archive_bytes));
+    }
+    return receipt_print("baleen bucket", j);
+}
+
 static int print_json(const char *src, const char *dst, const bl_bucket_options *o, const bl_bucket_report *r, json_t *plan)
 {
     json_t *j = json_pack("{s:s, s:o, s:o, s:b, s:I, s:I, s:s, s:I, s:I}", "command", "bucket", "source", receipt_text(src), "destination",
@@ -111,7 +129,7 @@ static int print_json(const char *src, const char *dst, const bl_bucket_options 
     if (plan) {
         json_object_set_new(j, "plan", plan);
     }
-    return receipt_print("baleen bucket", j);
+    return print_receipt(j, r->archive_bytes);
 }
 
 static void print_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
@@ -124,6 +142,7 @@ static void print_text(const char *dst, const bl_bucket_options *o, const bl_buc
     if (r->sliced) {
         printf(", %zu tensors in slices", r->sliced);
     }
+    print_archive(r->archive_bytes);
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     }
@@ -143,14 +162,14 @@ static void on_note(const char *text)
 
 static int print_delta_json(const char *src, const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
-    return receipt_print("baleen bucket",
-                         json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket",
+    return print_receipt(json_pack("{s:s, s:o, s:o, s:o, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:f}", "command", "bucket",
                                    "source", receipt_text(src), "base", receipt_text(o->base), "destination", receipt_text(dst), "dry_run",
                                    o->dry_run, "encoding", bl_delta_encoding_name(o->encoding), "buckets", (json_int_t)r->buckets,
                                    "tensors", (json_int_t)r->tensors, "tensor_bytes", (json_int_t)r->tensor_bytes, "changed_buckets",
                                    (json_int_t)r->changed_buckets, "changed_tensors", (json_int_t)r->changed, "changed_bytes",
                                    (json_int_t)r->changed_bytes, "delta_bytes", (json_int_t)r->delta_bytes, "changed_host_tensors",
-                                   (json_int_t)r->host_changed, "sha256", !o->no_sha256, "seconds", r->seconds));
+                                   (json_int_t)r->host_changed, "sha256", !o->no_sha256, "seconds", r->seconds),
+                         r->archive_bytes);
 }
 
 static void print_delta_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
@@ -160,9 +179,10 @@ static void print_delta_text(const char *dst, const bl_bucket_options *o, const 
                (double)r->tensor_bytes * 1e-9, o->base);
         return;
     }
-    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB, %.1f s, %.2f GB/s compared\n", dst,
-           r->changed, r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9, r->seconds,
-           (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB", dst, r->changed,
+           r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9);
+    print_archive(r->archive_bytes);
+    printf(", %.1f s, %.2f GB/s compared\n", r->seconds, (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     if (r->host_changed) {
         printf("%zu of the tensors kept by the receiver have changed too: the delta does not have them\n", r->host_changed);
     }
@@ -188,12 +208,13 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
                                             (json_int_t)r.changed, "delta_bytes", (json_int_t)r.delta_bytes, "file_bytes",
                                             (json_int_t)r.file_bytes, "linked_buckets", (json_int_t)r.linked, "linked_bytes",
                                             (json_int_t)r.linked_bytes));
-        return receipt_print("baleen bucket", j);
+        return print_receipt(j, r.archive_bytes);
     }
     if (s == BL_OK) {
-        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked, %.1f s, %.2f GB/s\n", dst,
-               r.changed, r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked, r.seconds,
-               (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
+        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked", dst, r.changed,
+               r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked);
+        print_archive(r.archive_bytes);
+        printf(", %.1f s, %.2f GB/s\n", r.seconds, (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
     }
     return cli_report(c->program, s, &err);
 }
@@ -214,7 +235,7 @@ static int check_options(const cli_command *c, const given *g, bl_bucket_options
 {
     bool layout = o->size != NOT_GIVEN || o->align != NOT_GIVEN || g->oversize || g->host;
     if (g->apply && (layout || o->base || g->encoding || g->level != CLI_UNSET || o->dry_run || o->no_host_digests)) {
-        return cli_usage_error(c, "with --apply go --link, --jobs, --no-sha256 and --json");
+        return cli_usage_error(c, "with --apply go --link, --spill, --jobs, --no-sha256 and --json");
     }
     if (o->base && layout) {
         return cli_usage_error(c, "--size, --align, --oversize and --host-owned are those of --base");
@@ -315,7 +336,7 @@ int cmd_bucket(int argc, char **argv)
         return rc;
     }
     if (g.apply) {
-        const bl_apply_options a = {.link = g.link, .jobs = o.jobs, .no_sha256 = o.no_sha256, .note = on_note,
+        const bl_apply_options a = {.link = g.link, .jobs = o.jobs, .spill_max = o.spill_max, .no_sha256 = o.no_sha256, .note = on_note,
                                     .cancelled = cli_interrupted};
         return apply(&c, g.apply, args[0], args[1], &a, g.json);
     }

@@ -9,39 +9,19 @@
 #include "formats/checkpoint.h"
 #include "runtime/engram.h"
 #include "tools/check.h"
+#include "tools/class_table.h"
 #include "tools/exponents.h"
 #include "tools/fit.h"
 #include "tools/generation.h"
-#include "verify/classes.h"
+#include "tools/weight_sync.h"
 #include "verify/stats.h"
 
-typedef struct inspect_class {
-    uint64_t tensors, bytes;
-    uint64_t by_dtype[BL_DT_COUNT];
-} inspect_class;
-
-static const char *human(uint64_t bytes, char *buf, size_t cap)
+static class_table count_classes(const bl_checkpoint *c)
 {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    double v = (double)bytes;
-    int u = 0;
-    while (v >= 1000 && u < 4) {
-        v /= 1000;
-        u++;
-    }
-    snprintf(buf, cap, u ? "%.3f %s" : "%.0f %s", v, units[u]);
-    return buf;
-}
-
-static void count_classes(const bl_checkpoint *c, inspect_class *k)
-{
-    memset(k, 0, BL_CLASSES * sizeof *k);
-    for (size_t i = 0; i < c->tensor_count; i++) {
-        inspect_class *cls = &k[bl_class_of(c->has_config ? &c->config : NULL, c->tensors[i].name)];
-        cls->tensors++;
-        cls->bytes += c->tensors[i].nbytes;
-        cls->by_dtype[c->tensors[i].dtype] += c->tensors[i].nbytes;
-    }
+    class_table k = {0};
+    for (size_t i = 0; i < c->tensor_count; i++)
+        class_table_add(&k, c->has_config ? &c->config : NULL, c->tensors[i].name, c->tensors[i].dtype, c->tensors[i].nbytes, false);
+    return k;
 }
 
 static const char *kind_name(const bl_checkpoint *c)
@@ -78,20 +58,6 @@ static int roles(const bl_config *c)
     return c->num_hidden_layers + (c->earlier ? c->num_nextn_predict_layers : 0);
 }
 
-static void print_model(const bl_config *c)
-{
-    if (c->earlier) {
-        printf("model: %d layers, %d draft layers, %d experts, model_type %s\n", c->num_hidden_layers, c->num_nextn_predict_layers,
-               c->n_routed_experts, c->model_type);
-    } else {
-        printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
-               c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
-               c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
-        printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
-               c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
-    }
-}
-
 static void print_roles(const bl_checkpoint *checkpoint, const generation_facts *f)
 {
     const bl_config *c = &checkpoint->config;
@@ -108,7 +74,7 @@ static void print_roles(const bl_checkpoint *checkpoint, const generation_facts 
     }
 }
 
-static void print_human(const bl_checkpoint *c, const generation_facts *f)
+static void print_class_bytes(const bl_checkpoint *c, const generation_facts *f)
 {
     char b[32];
     printf("%s: %s", c->name, kind_name(c));
@@ -120,36 +86,13 @@ static void print_human(const bl_checkpoint *c, const generation_facts *f)
     printf("\n");
     if (c->has_config) {
         generation_print(f);
-        print_model(&c->config);
+        generation_model(&c->config);
         print_roles(c, f);
     }
     printf("files: %zu, tensors: %zu, bytes of tensors: %llu (%s)\n", c->file_count, c->tensor_count,
-           (unsigned long long)c->tensor_bytes, human(c->tensor_bytes, b, sizeof b));
-    inspect_class k[BL_CLASSES];
-    count_classes(c, k);
-    for (int i = 0; i < BL_CLASSES; i++) {
-        if (!k[i].tensors) continue;
-        printf("  %-19s %6llu tensors %12s ", bl_class_name((bl_class)i), (unsigned long long)k[i].tensors, human(k[i].bytes, b, sizeof b));
-        for (int d = 1; d < BL_DT_COUNT; d++)
-            if (k[i].by_dtype[d]) printf(" %s %s", bl_dtype_name((bl_dtype)d), human(k[i].by_dtype[d], b, sizeof b));
-        printf("\n");
-    }
-}
-
-static json_t *classes_json(const bl_checkpoint *c)
-{
-    inspect_class k[BL_CLASSES];
-    count_classes(c, k);
-    json_t *list = json_array();
-    for (int i = 0; i < BL_CLASSES; i++) {
-        if (!k[i].tensors) continue;
-        json_t *types = json_object();
-        for (int d = 1; d < BL_DT_COUNT; d++)
-            if (k[i].by_dtype[d]) json_object_set_new(types, bl_dtype_name((bl_dtype)d), json_integer((json_int_t)k[i].by_dtype[d]));
-        json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:o}", "class", bl_class_name((bl_class)i), "tensors",
-                                              (json_int_t)k[i].tensors, "bytes", (json_int_t)k[i].bytes, "dtypes", types));
-    }
-    return list;
+           (unsigned long long)c->tensor_bytes, class_bytes(c->tensor_bytes, b, sizeof b));
+    class_table k = count_classes(c);
+    class_table_print(&k);
 }
 
 static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bool json)
@@ -158,13 +101,14 @@ static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bo
     bl_error err = {0};
     bl_status st = c->has_config ? generation_find(c, &f, &err) : BL_OK;
     if (st != BL_OK || !json) {
-        if (st == BL_OK) print_human(c, &f);
+        if (st == BL_OK) print_class_bytes(c, &f);
         bl_arena_reset(&f.arena);
         return cli_report(cmd->program, st, &err);
     }
+    class_table k = count_classes(c);
     json_t *j = json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->name), "kind", kind_name(c), "files",
                           (json_int_t)c->file_count, "tensors", (json_int_t)c->tensor_count, "tensor_bytes",
-                          (json_int_t)c->tensor_bytes, "classes", classes_json(c));
+                          (json_int_t)c->tensor_bytes, "classes", class_table_json(&k));
     if (c->has_config) {
         json_t *layers = json_array();
         char role[256];
@@ -182,60 +126,49 @@ static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bo
 /* ---- a folder whose shards are still to come */
 
 /* Tensors by class as the index names them, and their bytes where the config tells (V4.1; else all 0). */
-static bl_status count_index(const bl_checkpoint *c, inspect_class *k, bl_error *err)
+static bl_status count_index(const bl_checkpoint *c, class_table *k, bl_error *err)
 {
     bl_arena arena = {0};
     bl_fit_model m;
     bl_fit whole;
-    memset(k, 0, BL_CLASSES * sizeof *k);
-    for (size_t i = 0; i < c->unread_count; i++) k[bl_class_of(&c->config, c->unread[i])].tensors++;
+    *k = (class_table){.names_only = true};
+    for (size_t i = 0; i < c->unread_count; i++) k->rows[bl_class_of(&c->config, c->unread[i])].tensors++;
     if (c->config.earlier) return BL_OK;
     const bl_fit_options all = {.context = 1, .engram_device = true};
     bl_status s = bl_fit_open(&m, c, &arena, err);
     if (s == BL_OK) s = bl_fit_try(&m, &all, 1, 1, 1, &arena, &whole, err);
-    for (int i = 0; s == BL_OK && i < BL_CLASSES; i++) k[i].bytes = whole.stages[0].classes[i];
+    for (int i = 0; s == BL_OK && i < BL_CLASSES; i++) k->rows[i].bytes = whole.stages[0].classes[i];
     bl_arena_reset(&arena);
     return s;
 }
 
-static void print_index(const bl_checkpoint *c, const inspect_class *k)
+static void print_index(const bl_checkpoint *c, const class_table *k)
 {
     static const generation_facts none;
     char b[32];
     uint64_t bytes = 0;
-    for (int i = 0; i < BL_CLASSES; i++) bytes += k[i].bytes;
+    for (int i = 0; i < BL_CLASSES; i++) bytes += k->rows[i].bytes;
     printf("%s: config and index, none of the %zu shards is here\n", c->name, c->problems);
-    print_model(&c->config);
+    generation_model(&c->config);
     if (!c->config.earlier) print_roles(c, &none);
     printf("tensors: %zu", c->unread_count);
-    printf(bytes ? ", bytes that config.json calls for: %llu (%s)\n" : "\n", (unsigned long long)bytes, human(bytes, b, sizeof b));
-    for (int i = 0; i < BL_CLASSES; i++) {
-        if (!k[i].tensors) continue;
-        printf("  %-19s %6llu tensors", bl_class_name((bl_class)i), (unsigned long long)k[i].tensors);
-        if (k[i].bytes) printf(" %12s", human(k[i].bytes, b, sizeof b));
-        printf("\n");
-    }
+    printf(bytes ? ", bytes that config.json calls for: %llu (%s)\n" : "\n", (unsigned long long)bytes, class_bytes(bytes, b, sizeof b));
+    class_table_print(k);
 }
 
 static int inspect_index(const cli_command *cmd, const bl_checkpoint *c, bool json)
 {
     bl_error err = {0};
-    inspect_class k[BL_CLASSES];
-    bl_status st = count_index(c, k, &err);
+    class_table k;
+    bl_status st = count_index(c, &k, &err);
     if (st != BL_OK || !json) {
-        if (st == BL_OK) print_index(c, k);
+        if (st == BL_OK) print_index(c, &k);
         return cli_report(cmd->program, st, &err);
-    }
-    json_t *classes = json_array();
-    for (int i = 0; i < BL_CLASSES; i++) {
-        if (!k[i].tensors) continue;
-        json_t *j = json_pack("{s:s, s:I}", "class", bl_class_name((bl_class)i), "tensors", (json_int_t)k[i].tensors);
-        if (k[i].bytes) json_object_set_new(j, "bytes", json_integer((json_int_t)k[i].bytes));
-        json_array_append_new(classes, j);
     }
     return receipt_print(cmd->program, json_pack("{s:o, s:s, s:I, s:I, s:I, s:o}", "path", receipt_text(c->name), "kind",
                                                  "config and index", "files", (json_int_t)0, "shards_missing",
-                                                 (json_int_t)c->problems, "tensors", (json_int_t)c->unread_count, "classes", classes));
+                                                 (json_int_t)c->problems, "tensors", (json_int_t)c->unread_count, "classes",
+                                                 class_table_json(&k)));
 }
 
 static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const char *name, bool json)
@@ -348,16 +281,15 @@ static bool open_index(bl_checkpoint **c, const char *path)
     return false;
 }
 
-static int inspect_path(const cli_command *cmd, const char *path, const inspect_options *o)
+static int inspect_place(const cli_command *cmd, bl_place *place, const inspect_options *o)
 {
+    const char *path = place->name;
     bl_checkpoint *c = NULL;
     bl_error err = {0}, problem = {0};
-    char *spill = bl_archive_spill(path);
-    const bl_archive_options archives = {.spill = spill, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted};
     const bl_checkpoint_options how = {.tolerate = o->check, .on_problem = note_problem, .arg = &problem, .any_generation = true,
-                                       .one_rank = o->rank >= 0, .rank = (int)o->rank, .archives = spill ? &archives : NULL};
+                                       .one_rank = o->rank >= 0, .rank = (int)o->rank, .opened = &place->archive};
+    if (is_plain(o) && weight_sync_is(place)) return weight_sync_inspect(cmd, place, o->json);
     bl_status st = bl_checkpoint_open(&c, path, &how, &err);
-    free(spill);
     if (st == BL_E_INPUT && is_plain(o) && open_index(&c, path)) {
         int rc = inspect_index(cmd, c, o->json);
         bl_checkpoint_close(&c);
@@ -378,6 +310,17 @@ static int inspect_path(const cli_command *cmd, const char *path, const inspect_
     return rc;
 }
 
+static int inspect_path(const cli_command *cmd, const char *path, const inspect_options *o)
+{
+    bl_place place;
+    bl_error err = {0};
+    const bl_archive_options archives = {.spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted};
+    bl_status st = bl_place_open(&place, path, &archives, &err);
+    int rc = st == BL_OK ? inspect_place(cmd, &place, o) : cli_report(cmd->program, st, &err);
+    bl_place_close(&place);
+    return rc;
+}
+
 int cmd_inspect(int argc, char **argv)
 {
     const char *args[1];
@@ -395,8 +338,9 @@ int cmd_inspect(int argc, char **argv)
         {NULL, 0, NULL, NULL, NULL}};
     const cli_command cmd = {"baleen inspect", "PATH [--check | --scales | --fit LIST | --tensor NAME] [options]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
-                             "roles, tensors by class. Of a download that has not begun, config.json and the index are enough.\nThe demo "
-                             "model is shown when no PATH is given.",
+                             "roles, tensors by class. Of a download that has not begun, config.json and the index are enough.\nOf "
+                             "weight-sync buckets and their deltas: groups, sizes, what is kept back, whether all of the model is there.\n"
+                             "PATH may be an archive. The demo model is shown when no PATH is given.",
                              CHECK_HELP SCALES_HELP FIT_HELP, options, 0, 1};
     int rc = cli_parse(&cmd, argc, argv, args, &count);
     if (rc >= 0) return rc;

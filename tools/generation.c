@@ -67,3 +67,17 @@ void generation_json(const generation_facts *f, json_t *j)
                             json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)s->weights, "scales", (json_int_t)s->scales,
                                       "rounded_weights", (json_int_t)s->rounded_weights, "rounded_scales", (json_int_t)s->rounded_scales));
 }
+
+void generation_model(const bl_config *c)
+{
+    if (c->earlier) {
+        printf("model: %d layers, %d draft layers, %d experts, model_type %s\n", c->num_hidden_layers, c->num_nextn_predict_layers,
+               c->n_routed_experts, c->model_type);
+    } else {
+        printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
+               c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
+               c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
+        printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
+               c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
+    }
+}

@@ -17,6 +17,8 @@ typedef struct generation_facts {
 
 /* Find the facts of c, which has a config. f->arena is to be reset, also after a failure. */
 bl_status generation_find(const bl_checkpoint *c, generation_facts *f, bl_error *err);
+/* "model: ...": layers and widths, by the config alone. */
+void generation_model(const bl_config *c);
 /* What layer of an earlier generation does, in a few words. */
 void generation_role(const bl_checkpoint *c, const generation_facts *f, int layer, char *buf, size_t cap);
 /* "generation: ..." and what is known of the scales, each on a line. */

@@ -6,6 +6,11 @@ bool bl_arrives(const bl_checkpoint *c)
     return c->archive && bl_archive_compressed(c->archive, &again) && again;
 }
 
+bool bl_file_arrives(const bl_file *f)
+{
+    return bl_file_spool(f) && bl_spool_streams(bl_file_spool(f));
+}
+
 uint64_t bl_arrival_place(const bl_file *f, uint64_t offset)
 {
     return bl_file_base(f) + offset;
@@ -39,12 +44,16 @@ size_t *bl_arrival_order(const bl_checkpoint *c, bl_arena *arena)
     return order;
 }
 
+void bl_arrival_seal_file(const bl_file *f)
+{
+    bl_spool_seal(bl_file_spool(f));
+}
+
 void bl_arrival_seal(const bl_checkpoint *c)
 {
     for (size_t i = 0; i < c->file_count; i++) {
-        bl_spool *s = bl_file_spool(c->files[i].file);
-        if (s) {
-            bl_spool_seal(s);
+        if (bl_file_spool(c->files[i].file)) {
+            bl_arrival_seal_file(c->files[i].file);
             return;
         }
     }

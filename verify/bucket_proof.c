@@ -210,9 +210,9 @@ static bl_status prove(bl_folder_proof *p, bl_error *err)
     return BL_OK;
 }
 
-bl_status bl_buckets_prove(const char *folder, bl_finder *f, const bl_key *key, bl_verify_report *report, bl_error *err)
+bl_status bl_buckets_prove(const bl_place *place, bl_finder *f, const bl_key *key, bl_verify_report *report, bl_error *err)
 {
-    prover x = {.p = {.folder = folder, .f = f, .report = report}};
+    prover x = {.p = {.place = place, .folder = place->folder, .f = f, .report = report}};
     report->kind = BL_SOURCE_BUCKETS;
     return bl_folder_prove(&x.p, key, prove, err);
 }

@@ -1,5 +1,7 @@
 #include "verify/buckets.h"
 
+#include "formats/foreign.h"
+#include "formats/names.h"
 #include "verify/digest.h"
 
 #include <stdlib.h>
@@ -47,4 +49,24 @@ bl_status bl_names_digest(const char *const *names, size_t count, bl_digest *out
     *out = bl_hasher_final(h);
     bl_hasher_destroy(&h);
     return BL_OK;
+}
+
+bl_status bl_delta_target(const char *folder, const bl_delta *d, bl_arena *arena, bl_buckets *out, char **text, size_t *n, bl_error *err)
+{
+    const char *path = bl_path_join(arena, folder, BL_DELTA_TARGET_NAME);
+    char *have;
+    size_t bytes;
+    BL_TRY(path ? bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &have, &bytes, err)
+                : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory"));
+    bl_digest digest = bl_digest_bytes(have, bytes);
+    bl_status s = bl_digest_equal(&digest, &d->target) ? bl_buckets_parse(have, bytes, path, arena, out, err)
+                                                       : bl_fail(err, BL_E_INPUT, path, NULL, -1,
+                                                                 "is not the state that " BL_DELTA_NAME " leads to, by its digest");
+    if (s == BL_OK && text) {
+        *text = have;
+        *n = bytes;
+    } else {
+        free(have);
+    }
+    return s;
 }

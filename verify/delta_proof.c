@@ -2,8 +2,7 @@
 #include "verify/bucket_proof.h"
 
 #include "formats/delta.h"
-#include "formats/foreign.h"
-#include "formats/names.h"
+#include "verify/buckets.h"
 #include "verify/folder_proof.h"
 
 #include <stdlib.h>
@@ -44,21 +43,6 @@ static bl_status match_file(bl_folder_proof *p, size_t i, const bl_st_header *h,
     return BL_OK;
 }
 
-static bl_status read_target(prover *x, bl_error *err)
-{
-    const char *path = bl_path_join(&x->p.arena, x->p.folder, BL_DELTA_TARGET_NAME);
-    char *text;
-    size_t n;
-    BL_TRY(path ? bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &text, &n, err) : nomem(err));
-    bl_digest d = bl_digest_bytes(text, n);
-    bl_status s = bl_buckets_parse(text, n, path, &x->p.arena, &x->target, err);
-    free(text);
-    if (s == BL_OK && !bl_digest_equal(&d, &x->delta.target)) {
-        s = bl_fail(err, BL_E_INPUT, path, NULL, -1, "is not the state that " BL_DELTA_NAME " leads to, by its digest");
-    }
-    return s;
-}
-
 /* Every changed tensor is one of its bucket, in order, and comes to the digest that the new state has. */
 static void check_tensors(prover *x)
 {
@@ -82,7 +66,7 @@ static bl_status prove(bl_folder_proof *p, bl_error *err)
     prover *x = (prover *)(void *)p;
     bl_error e = {0};
     bl_status s = bl_delta_read(p->folder, &p->arena, &x->delta, &e);
-    s = s == BL_OK ? read_target(x, &e) : s;
+    s = s == BL_OK ? bl_delta_target(p->folder, &x->delta, &p->arena, &x->target, NULL, NULL, &e) : s;
     BL_TRY(bl_folder_judge(p, 0, s, &e, err));
     if (s != BL_OK) {
         return BL_OK; /* nothing else can be told */
@@ -97,9 +81,9 @@ static bl_status prove(bl_folder_proof *p, bl_error *err)
     return p->f->o->level >= 1 ? bl_folder_open(p, match_file, err) : BL_OK;
 }
 
-bl_status bl_delta_prove(const char *folder, bl_finder *f, const bl_key *key, bl_verify_report *report, bl_error *err)
+bl_status bl_delta_prove(const bl_place *place, bl_finder *f, const bl_key *key, bl_verify_report *report, bl_error *err)
 {
-    prover x = {.p = {.folder = folder, .f = f, .report = report}};
+    prover x = {.p = {.place = place, .folder = place->folder, .f = f, .report = report}};
     report->kind = BL_SOURCE_DELTA;
     return bl_folder_prove(&x.p, key, prove, err);
 }

@@ -72,7 +72,7 @@ bl_status bl_folder_open(bl_folder_proof *p,
         bl_st_header h;
         bl_error e = {0};
         *out = (bl_payload){.path = bl_path_join(&p->arena, p->folder, p->expected[i].name)};
-        bl_status s = out->path ? bl_file_open(&out->file, out->path, &e) : nomem(&e);
+        bl_status s = out->path ? bl_place_file(p->place, p->expected[i].name, &out->file, &e) : nomem(&e);
         s = s == BL_OK ? bl_st_read(out->file, 0, &p->arena, &h, &e) : s;
         s = s == BL_OK ? match(p, i, &h, out, &e) : s;
         if (s == BL_OK) {
@@ -92,8 +92,8 @@ static bl_status check_small(bl_folder_proof *p, bl_error *err)
         bl_witness *w = &p->witnesses.items[i];
         uint8_t sha256[32];
         bl_error e = {0};
-        if (is_expected(p, w->name)) {
-            continue; /* with its tensors */
+        if (is_expected(p, w->name) || (p->place->archive && bl_ends_with(w->name, ".safetensors"))) {
+            continue; /* with its tensors; of an archive, what else there is has been found, and lies there as a hole */
         }
         bl_status s = w->hub.kind == BL_HUB_GIT ? bl_witness_check_git(p->f, w, &e) : BL_OK;
         if (s == BL_OK && bl_witness_hashes(w) && (s = bl_sha256_file(w->path, sha256, &e)) == BL_OK) {
@@ -115,6 +115,7 @@ static bl_status check_content(bl_folder_proof *p, bl_error *err)
         p->files[i].witness = bl_witness_of(&p->witnesses, p->files[i].path);
     }
     BL_TRY(bl_payload_prove(p->f, p->files, p->file_count, &p->arena, &proof, err));
+    BL_TRY(p->place->archive ? bl_archive_finish(p->place->archive, err) : BL_OK);
     p->report->chunks = proof.digests;
     p->report->bytes = proof.bytes;
     for (size_t i = 0; i < p->witnesses.count; i++) {
@@ -123,16 +124,28 @@ static bl_status check_content(bl_folder_proof *p, bl_error *err)
     return BL_OK;
 }
 
+static bl_status check_options(const bl_folder_proof *p, bl_error *err)
+{
+    const bl_verify_options *o = p->f->o;
+    if (o->against || o->one_rank || o->cache || o->hub) {
+        return bl_fail(err, BL_E_USAGE, p->place->name, NULL, -1,
+                       "is for weight sync: there are no ranks, no values to compare, no records of a download, and no cache");
+    }
+    return o->sign && p->place->archive ? bl_fail(err, BL_E_USAGE, p->place->name, NULL, -1, BL_SIGN_ARCHIVE) : BL_OK;
+}
+
 static bl_status run(bl_folder_proof *p, const bl_key *key, bl_status (*prove)(bl_folder_proof *p, bl_error *err), bl_error *err)
 {
     const bl_verify_options *o = p->f->o;
     bool trusted = true;
-    if (o->against || o->one_rank || o->cache || o->hub) {
-        return bl_fail(err, BL_E_USAGE, p->folder, NULL, -1,
-                       "is a folder for weight sync: there are no ranks, no values to compare, no records of a download, and no cache");
-    }
-    p->as_packed = (bl_checkpoint){
-        .kind = BL_SOURCE_PACKED, .path = p->folder, .name = p->folder, .manifest = &p->manifest, .only_rank = -1};
+    BL_TRY(check_options(p, err));
+    p->f->archives[0] = p->place->archive;
+    p->as_packed = (bl_checkpoint){.kind = BL_SOURCE_PACKED,
+                                   .path = p->folder,
+                                   .name = p->place->name,
+                                   .archive = p->place->archive,
+                                   .manifest = &p->manifest,
+                                   .only_rank = -1};
     if (o->level >= 3) {
         BL_TRY(bl_witness_read(p->f, &p->as_packed, &p->arena, &p->witnesses, err));
     }

@@ -3,12 +3,14 @@
 #ifndef BL_VERIFY_FOLDER_PROOF_H
 #define BL_VERIFY_FOLDER_PROOF_H
 
+#include "formats/place.h"
 #include "formats/safetensors.h"
 #include "verify/key.h"
 #include "verify/payload.h"
 
 typedef struct bl_folder_proof {
-    const char *folder;
+    const bl_place *place;
+    const char *folder; /* its: of small files */
     bl_finder *f;
     bl_verify_report *report;
     bl_arena arena;

@@ -1,7 +1,11 @@
 #include "verify/payload.h"
 
+#include "verify/arrival.h"
 #include "verify/flaw.h"
 #include "verify/stream.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
 
 static bl_status nomem(bl_error *err)
 {
@@ -14,6 +18,7 @@ typedef struct source {
     bl_sha256 *sha256;
     bl_data_hashes hashes;
     uint64_t *starts; /* [tensors] in the file */
+    _Atomic uint64_t *read; /* [tensors + 1] bytes of each part of the lane, where they come in the order of an archive; else NULL */
 } source;
 
 typedef struct prover {
@@ -32,6 +37,19 @@ static const bl_payload_tensor *tensor_of(const source *s, const bl_segment *g)
     return g->part ? &s->p->tensors[g->part - 1] : NULL;
 }
 
+static uint64_t start_of(const source *s, size_t part)
+{
+    return part ? s->starts[part - 1] : 0;
+}
+
+/* Bytes of a part were read: whoever keeps them hears of the last ones. */
+static void count(const source *s, const bl_part *part, const bl_segment *g)
+{
+    if (s->read && atomic_fetch_add(&s->read[g->part], g->nbytes) + g->nbytes == part->nbytes) {
+        bl_arrival_done(s->p->file, start_of(s, g->part), part->nbytes);
+    }
+}
+
 static bl_status work(void *arg, const bl_tile *t, bl_error *err)
 {
     prover *x = arg;
@@ -47,6 +65,7 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
             bl_find(x->f, 2, s->p->path, p->name, (int64_t)(at + flaw.first * flaw.size), (int64_t)(at + (flaw.last + 1) * flaw.size),
                     "%llu %s", (unsigned long long)flaw.count, flaw.what);
         }
+        count(s, &x->lanes[t->lane].parts[g->part], g);
     }
     return BL_OK;
 }
@@ -103,6 +122,19 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
     return t->last ? compare_file(x, s, err) : BL_OK;
 }
 
+/* Tell what will be read, of a file that comes out of an archive. */
+static bl_status expect(source *s, const bl_lane *lane, bl_arena *arena, bl_error *err)
+{
+    if (!bl_file_arrives(s->p->file)) {
+        return BL_OK;
+    }
+    s->read = bl_arena_array(arena, lane->count, sizeof *s->read);
+    for (size_t i = 0; s->read && i < lane->count; i++) {
+        BL_TRY(lane->parts[i].nbytes ? bl_arrival_expect(s->p->file, start_of(s, i), lane->parts[i].nbytes, err) : BL_OK);
+    }
+    return s->read ? BL_OK : nomem(err);
+}
+
 static bl_status add(prover *x, const bl_payload *p, bl_arena *arena, bl_error *err)
 {
     source *s = &x->sources[x->count];
@@ -122,6 +154,7 @@ static bl_status add(prover *x, const bl_payload *p, bl_arena *arena, bl_error *
     x->lanes[x->count++] = (bl_lane){.parts = parts, .count = p->count + 1};
     x->out->bytes += at;
     BL_TRY(bl_reader_open(&s->reader, p->file, err));
+    BL_TRY(expect(s, &x->lanes[x->count - 1], arena, err));
     if (x->f->o->level < 3) {
         return BL_OK;
     }
@@ -129,14 +162,45 @@ static bl_status add(prover *x, const bl_payload *p, bl_arena *arena, bl_error *
     return p->witness && bl_witness_hashes(p->witness) ? bl_sha256_create(&s->sha256, err) : BL_OK;
 }
 
+static int by_arrival(const void *a, const void *b)
+{
+    uint64_t x = bl_arrival_place((*(const bl_payload *const *)a)->file, 0), y = bl_arrival_place((*(const bl_payload *const *)b)->file, 0);
+    return (x > y) - (x < y);
+}
+
+/* The files in the order in which they come, if they do; then all that will be read of them has been told. */
+static bl_status add_all(prover *x, const bl_payload *files, size_t count, bl_arena *arena, bool *arrive, bl_error *err)
+{
+    const bl_payload **order = bl_arena_array(arena, count, sizeof *order);
+    const bl_file *some = NULL; /* that arrives: members that are stored do not */
+    if (!order) {
+        return nomem(err);
+    }
+    for (size_t i = 0; i < count; i++) {
+        order[i] = &files[i];
+        some = bl_file_arrives(files[i].file) ? files[i].file : some;
+    }
+    *arrive = some != NULL;
+    if (*arrive) {
+        qsort(order, count, sizeof *order, by_arrival);
+    }
+    for (size_t i = 0; i < count; i++) {
+        BL_TRY(add(x, order[i], arena, err));
+    }
+    if (*arrive) {
+        bl_arrival_seal_file(some);
+    }
+    return BL_OK;
+}
+
 static bl_status run(prover *x, const bl_payload *files, size_t count, bl_arena *arena, bl_error *err)
 {
     const bl_verify_options *o = x->f->o;
-    for (size_t i = 0; i < count; i++) {
-        BL_TRY(add(x, &files[i], arena, err));
-    }
+    bool arrive = false;
+    BL_TRY(add_all(x, files, count, arena, &arrive, err));
     bl_stream stream = {.lanes = x->lanes,
                         .lane_count = x->count,
+                        .sequence = arrive,
                         .jobs = o->jobs,
                         .work = work,
                         .in_order = o->level >= 3 ? in_order : NULL,

@@ -5,6 +5,9 @@
 #include "verify/key.h"
 #include "verify/witness.h"
 
+/* Why an archive is not signed. */
+#define BL_SIGN_ARCHIVE "is an archive: sign the folder, then pack it"
+
 /* Is w's SHA256SUMS signed by key? What is missing or does not fit is found at level 4. */
 bl_status bl_signature_check(bl_finder *f, const bl_checkpoint *c, const bl_key *key, const bl_witnesses *w, bool *right, bl_error *err);
 

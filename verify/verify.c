@@ -66,27 +66,24 @@ static bl_status check_kind(const side *s, const bl_verify_options *o, bl_error 
         return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: signatures, download records and a cache are for folders");
     }
     if (s->c->archive && (o->sign || o->cache)) {
-        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is an archive: %s",
-                       o->sign ? "sign the folder, then pack it" : "the cache knows files of a folder");
+        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "%s",
+                       o->sign ? BL_SIGN_ARCHIVE : "is an archive: the cache knows files of a folder");
     }
     return BL_OK;
 }
 
-/* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. */
-static bl_status open_side(side *s, const char *path, bl_finder *f, bool one_rank, bl_error *err)
+/* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. *opened: path's archive, taken
+ * over. */
+static bl_status open_side(side *s, const char *path, bl_archive **opened, bl_finder *f, bool one_rank, bl_error *err)
 {
     struct stat st;
     bl_checkpoint_options o = {.tolerate = true, .on_problem = bl_finder_problem, .arg = f, .any_generation = true,
                                .one_rank = one_rank, .rank = f->o->rank};
-    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode), archive = !folder && bl_archive_recognise(path);
-    char *spill = archive ? bl_archive_spill(path) : NULL;
-    const bl_archive_options archives = {.spill = spill, .spill_max = f->o->spill_max, .cancelled = f->o->cancelled};
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     f->level = 1;
-    o.tolerate = spill || (folder && looks_like_one(path));
-    o.archives = spill ? &archives : NULL;
-    bl_status opened = bl_checkpoint_open(&s->c, path, &o, err);
-    free(spill);
-    BL_TRY(opened);
+    o.tolerate = *opened || (folder && looks_like_one(path));
+    o.opened = opened;
+    BL_TRY(bl_checkpoint_open(&s->c, path, &o, err));
     f->archives[f->archives[0] != NULL] = s->c->archive;
     if (one_rank && s->c->kind != BL_SOURCE_PACKED) {
         return bl_fail(err, BL_E_USAGE, s->c->path, NULL, -1, "has no ranks: it is no packed model");
@@ -211,7 +208,8 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         check_manifest(s, f);
     }
     s->scan.semantic = full && level >= 2;
-    return s->scan.semantic || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK;
+    BL_TRY(s->scan.semantic || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK);
+    return s->c->archive ? bl_archive_finish(s->c->archive, err) : BL_OK;
 }
 
 static void close_side(side *s)
@@ -287,11 +285,22 @@ static bl_status compare(bl_finder *f, side sides[2], bl_verify_report *report, 
     return BL_OK;
 }
 
-static bl_status verify(const char *path, bl_finder *f, side sides[2], const bl_key *key, bl_verify_report *report, bl_error *err)
+/* The other side of a comparison. */
+static bl_status open_other(side *s, bl_finder *f, bl_error *err)
+{
+    const bl_archive_options archives = {.spill_max = f->o->spill_max, .cancelled = f->o->cancelled};
+    bl_place place;
+    bl_status status = bl_place_open(&place, f->o->against, &archives, err);
+    status = status == BL_OK ? open_side(s, f->o->against, &place.archive, f, false, err) : status;
+    bl_place_close(&place);
+    return status;
+}
+
+static bl_status verify(bl_place *place, bl_finder *f, side sides[2], const bl_key *key, bl_verify_report *report, bl_error *err)
 {
     const bl_verify_options *o = f->o;
     bool values = o->against != NULL;
-    BL_TRY(open_side(&sides[0], path, f, o->one_rank, err));
+    BL_TRY(open_side(&sides[0], place->name, &place->archive, f, o->one_rank, err));
     if (o->level >= 3 && sides[0].c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_read(f, sides[0].c, &sides[0].arena, &sides[0].witnesses, err));
     }
@@ -302,7 +311,7 @@ static bl_status verify(const char *path, bl_finder *f, side sides[2], const bl_
         }
     }
     if (values) { /* now: what cannot be compared with should not show after hours of reading */
-        BL_TRY(open_side(&sides[1], o->against, f, false, err));
+        BL_TRY(open_other(&sides[1], f, err));
     }
     for (int i = 0; values && i < 2; i++) {
         sides[i].beside = sides[1 - i].c->manifest ? &sides[1 - i].c->manifest->layout : NULL;
@@ -333,14 +342,19 @@ bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_repo
         bl_key_name(key, report->signer);
     }
     pthread_mutex_init(&f.lock, NULL);
-    bl_status s = bl_buckets_recognise(path) ? bl_buckets_prove(path, &f, key, report, err)
-                  : bl_delta_recognise(path) ? bl_delta_prove(path, &f, key, report, err)
-                                             : verify(path, &f, sides, key, report, err);
+    const bl_archive_options archives = {.spill_max = o->spill_max, .cancelled = o->cancelled};
+    bl_place place;
+    bl_status s = bl_place_open(&place, path, &archives, err);
+    s = s != BL_OK                           ? s
+        : bl_buckets_recognise(place.folder) ? bl_buckets_prove(&place, &f, key, report, err)
+        : bl_delta_recognise(place.folder)   ? bl_delta_prove(&place, &f, key, report, err)
+                                             : verify(&place, &f, sides, key, report, err);
     for (size_t i = 0; s != BL_OK && i < 2; i++) {
         bl_archive_show(f.archives[i], err);
     }
     close_side(&sides[0]);
     close_side(&sides[1]);
+    bl_place_close(&place);
     bl_key_destroy(&key);
     bl_finder_close(&f);
     report->findings = f.count;
