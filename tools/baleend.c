@@ -1,6 +1,7 @@
 /* baleend: serve a model over HTTP. The command line, the signals, and the two lines that are printed; the server itself is in runtime/. */
 #include "formats/file.h"
 #include "formats/json.h"
+#include "kernels/cpu.h"
 #include "runtime/scheduler.h"
 #include "runtime/server.h"
 #include "tools/cli.h"
@@ -14,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_BODY ((uint64_t)1 << 40)
+#define MAX_BODY ((int64_t)1 << 40)
+#define MAX_TOKENS 1000000000
 
 static const char details[] =
     "MODEL is a packed model or an HF checkpoint folder; without it the demo model is served.\n"
@@ -156,66 +158,50 @@ static bl_status read_key(const char *path, char **key, bl_error *err)
 /* What the command line says. Returns -1 to go on, else the exit status. */
 static int read_settings(int argc, char **argv, settings *o)
 {
-    const char *check = "fast", *cpu = NULL, *device = "auto", *thinking = "off", *access = "auto", *engram = "auto", *key_file = NULL;
-    const char *args[1];
+    static const char *const off_on[] = {"off", "on", NULL};
+    const char *key_file = NULL, *args[1];
+    int check = BL_CHECK_FAST, device = BL_DEVICE_AUTO, thinking = 0, access = BL_ACCESS_AUTO, engram = BL_ENGRAM_AUTO;
     int64_t port = 8000, threads = 0, requests = o->server.max_requests, queue = o->server.max_queue;
     int count;
     bl_server_options *v = &o->server;
     const cli_option options[] = {
         {"host", CLI_STRING, &v->host, "HOST", "name or address to listen on (default 127.0.0.1)"},
-        {"port", CLI_INT, &port, "N", "port; 0 picks a free one (default 8000)"},
+        {"port", CLI_INT(0, 65535), &port, "N", "port; 0 picks a free one (default 8000)"},
         {"model-name", CLI_STRING, &v->model_name, "NAME", "name in answers (default: the folder's)"},
         {"api-key", CLI_STRING, &v->api_key, "KEY", "ask for this Bearer key, except on /health and /metrics"},
-        {"api-key-file", CLI_PATH, &key_file, "FILE", "the same, read from a file: arguments are visible to others"},
-        {"max-requests", CLI_INT, &requests, "N", "sequences that run together (default 32)"},
-        {"max-queue", CLI_INT, &queue, "N", "sequences that wait; beyond it 503 (default 256)"},
-        {"max-body", CLI_SIZE, &v->max_body, "SIZE", "largest request body; beyond it 413 (default 64MiB)"},
-        {"max-context", CLI_INT, &v->max_context, "N", "most tokens of prompt and answer (default: the model's)"},
-        {"step-tokens", CLI_INT, &v->step_tokens, "N", "most tokens in one forward pass (default 512)"},
-        {"thinking", CLI_STRING, &thinking, "on|off", "for chats that do not say (default off)"},
-        {"threads", CLI_INT, &threads, "N", "threads that compute (default: all CPUs)"},
-        {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default native)"},
-        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
-        {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full, which reads everything (default fast)"},
-        {"access", CLI_STRING, &access, "HOW", "auto, mmap or pread (default auto)"},
-        {"cache-tokens", CLI_INT, &o->model.cache.tokens, "N", "on a GPU: room for tokens of all sequences (default: what fits)"},
-        {"engram", CLI_STRING, &engram, "WHERE", "on a GPU: Engram tables on the device, on the host or mapped (default auto)"},
+        {"api-key-file", CLI_STRING, &key_file, "FILE", "the same, read from a file: arguments are visible to others"},
+        {"max-requests", CLI_INT(1, BL_MAX_RUNNING), &requests, "N", "sequences that run together (default 32)"},
+        {"max-queue", CLI_INT(0, 65536), &queue, "N", "sequences that wait; beyond it 503 (default 256)"},
+        {"max-body", CLI_SIZE(1, MAX_BODY), &v->max_body, "SIZE", "largest request body; beyond it 413 (default 64MiB)"},
+        {"max-context", CLI_INT(2, MAX_TOKENS), &v->max_context, "N", "most tokens of prompt and answer (default: the model's)"},
+        {"step-tokens", CLI_INT(1, MAX_TOKENS), &v->step_tokens, "N", "most tokens in one forward pass (default 512)"},
+        {"thinking", CLI_WORD(off_on), &thinking, "on|off", "for chats that do not say (default off)"},
+        {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "threads that compute (default: all CPUs)"},
+        {"cpu", CLI_CPU, &o->model.cpu, "LEVEL", "highest instruction set to use (default native)"},
+        {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
+        {"check", CLI_WORD(cli_checks), &check, "LEVEL",
+         "what is proven at start: none, fast or full, which reads everything (default fast)"},
+        {"access", CLI_WORD(cli_accesses), &access, "HOW", "auto, mmap or pread (default auto)"},
+        {"cache-tokens", CLI_INT(1, MAX_TOKENS), &o->model.cache.tokens, "N",
+         "on a GPU: room for tokens of all sequences (default: what fits)"},
+        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE",
+         "on a GPU: Engram tables on the device, on the host or mapped (default auto)"},
         {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
-        {"memory", CLI_SIZE, &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
+        {"memory", CLI_SIZE(1, CLI_SIZE_MOST), &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
         {"json", CLI_FLAG, &o->json, NULL, "with --plan: as one JSON document"},
-        {"timeout", CLI_REAL, &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
-        {"ping", CLI_REAL, &v->ping, "SECONDS", "silence after which a stream gets a comment line (default 15)"},
-        {"drain", CLI_REAL, &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
-        {NULL, 0, NULL, NULL, NULL}};
+        {"timeout", CLI_REAL(1, 1e6), &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
+        {"ping", CLI_REAL(0.1, 1e6), &v->ping, "SECONDS", "silence after which a stream gets a comment line (default 15)"},
+        {"drain", CLI_REAL(0, 1e9), &o->drain, "SECONDS", "time for running requests after SIGTERM (default 30)"},
+        CLI_END};
     const cli_command c = {"baleend", "[MODEL] [options]", "Serve a model over HTTP.", details, options, 0, 1};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o->model.cpu)) != 0 || (rc = cli_device(&c, device, &o->model.device)) != 0 ||
-        (rc = cli_access(&c, access, &o->model.access)) != 0 || (rc = cli_check(&c, check, &o->model.check)) != 0 ||
-        (rc = cli_engram(&c, engram, &o->model.engram)) != 0)
+    if (rc >= 0)
         return rc;
-    if (strcmp(thinking, "on") != 0 && strcmp(thinking, "off") != 0)
-        return cli_usage_error(&c, "--thinking takes on or off");
-    if (port < 0 || port > 65535)
-        return cli_usage_error(&c, "--port takes 0 to 65535");
-    if (requests < 1 || requests > BL_MAX_RUNNING || queue < 0 || queue > 65536)
-        return cli_usage_error(&c, "--max-requests takes 1 to %d, --max-queue 0 to 65536", BL_MAX_RUNNING);
-    if (threads < 0 || threads > BL_POOL_MAX_THREADS)
-        return cli_usage_error(&c, "--threads takes 1 to %d, or 0 for all CPUs", BL_POOL_MAX_THREADS);
-    if (v->step_tokens < 1)
-        return cli_usage_error(&c, "--step-tokens takes 1 or more");
-    if (v->max_context < 0 || v->max_context == 1)
-        return cli_usage_error(&c, "--max-context takes 2 or more, or 0 for the model's");
-    if (o->model.cache.tokens < 0)
-        return cli_usage_error(&c, "--cache-tokens takes 1 or more, or 0 for what fits");
     if ((o->memory || o->json) && !o->plan)
         return cli_usage_error(&c, "--memory and --json go with --plan");
-    if (v->max_body < 1 || v->max_body > MAX_BODY)
-        return cli_usage_error(&c, "--max-body takes 1 byte to 1TiB");
-    if (o->drain < 0 || o->drain > 1e9 || v->timeout < 1 || v->timeout > 1e6 || v->ping < 0.1 || v->ping > 1e6)
-        return cli_usage_error(&c, "--timeout takes 1 to 1e6 seconds, --ping 0.1 to 1e6, --drain 0 to 1e9");
-    if (v->api_key && (key_file || !*v->api_key))
-        return cli_usage_error(&c, key_file ? "--api-key and --api-key-file exclude each other" : "--api-key is empty");
-    if (v->model_name && (!*v->model_name || !bl_text_is_clean(v->model_name, strlen(v->model_name))))
+    if (v->api_key && key_file)
+        return cli_usage_error(&c, "--api-key and --api-key-file exclude each other");
+    if (v->model_name && !bl_text_is_clean(v->model_name, strlen(v->model_name)))
         return cli_usage_error(&c, "--model-name takes printable UTF-8");
     bl_error err;
     bl_error_clear(&err);
@@ -232,8 +218,12 @@ static int read_settings(int argc, char **argv, settings *o)
     v->port = (int)port;
     v->max_requests = (int)requests;
     v->max_queue = (int)queue;
-    v->thinking = strcmp(thinking, "on") == 0;
+    v->thinking = thinking == 1;
     o->model.threads = (int)threads;
+    o->model.device = (bl_device)device;
+    o->model.access = (bl_access)access;
+    o->model.check = (bl_check)check;
+    o->model.engram = (bl_engram_place)engram;
     o->model.cache.sequences = (int)requests;
     o->model.cache.context = v->max_context;
     o->model.need_tokenizer = true;
@@ -242,7 +232,7 @@ static int read_settings(int argc, char **argv, settings *o)
 
 int main(int argc, char **argv)
 {
-    settings o = {.server = bl_server_defaults(), .drain = 30};
+    settings o = {.server = bl_server_defaults(), .model = {.cpu = bl_cpu_detect()}, .drain = 30};
     sigset_t signals;
     int rc = read_settings(argc, argv, &o);
     if (rc < 0 && o.plan) {

@@ -45,9 +45,8 @@ typedef struct bench_subject {
 typedef struct bench {
     /* options of every benchmark */
     bool json;
-    int64_t threads; /* --threads, 0: one, then all */
+    int64_t threads; /* --threads; 0: not given, one, then all */
     int64_t rounds;
-    const char *level;
     /* set by the benchmark, before bench_run */
     bool no_warmup; /* subjects that take seconds: every run counts */
     bool cpu_time;  /* also show what a unit of work costs in seconds of all CPUs of this process */

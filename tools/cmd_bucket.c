@@ -1,5 +1,6 @@
 /* baleen bucket: weight-sync buckets of a checkpoint. */
 #include "convert/bucket.h"
+#include "kernels/cpu.h"
 #include "tools/cli.h"
 #include "tools/receipt.h"
 
@@ -29,33 +30,6 @@ static const char details[] =
     "DST appears complete or not at all: an interrupted run leaves nothing that counts, and there is no --resume, the same command\n"
     "begins anew. SRC, BASE, DELTA and DST may be archives (.tar, .tar.gz, .tar.zst, .zip; see 'baleen convert --help'). 'baleen verify'\n"
     "proves buckets and deltas, 'baleen inspect' says what is in them.\n";
-
-/* "engram,dspark" -> BL_HOST_ bits; false on anything else. */
-static bool parse_host(const char *text, unsigned *bits)
-{
-    static const struct {
-        const char *name;
-        unsigned bit;
-    } kinds[] = {{"engram", BL_HOST_ENGRAM}, {"dspark", BL_HOST_DSPARK}, {"vision", BL_HOST_VISION}};
-    *bits = 0;
-    if (!strcmp(text, "none")) {
-        return true;
-    }
-    for (const char *p = text;; p++) {
-        size_t n = strcspn(p, ","), i = 0;
-        while (i < 3 && (strlen(kinds[i].name) != n || strncmp(p, kinds[i].name, n) != 0)) {
-            i++;
-        }
-        if (i == 3) {
-            return false;
-        }
-        *bits |= kinds[i].bit;
-        p += n;
-        if (!*p) {
-            return true;
-        }
-    }
-}
 
 static json_t *plan_json(const bl_buckets *b)
 {
@@ -221,11 +195,16 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
 
 /* ---- the command */
 
-#define NOT_GIVEN UINT64_MAX /* a size */
+/* Words of options, each at its value; -1 (0 for --host-owned, ~0 for --cpu) is "not given". */
+static const char *const oversizes[] = {"alone", "slice", NULL};
+static const char *const encodings[] = {[BL_DELTA_XOR] = "xor", [BL_DELTA_RANGES] = "ranges", NULL};
+static const char *const owned[] = {"engram", "dspark", "vision", "none", NULL}; /* bits of BL_HOST_, and HOST_NONE */
+#define HOST_NONE 8u
 
-/* What was given as text. */
 typedef struct given {
-    const char *oversize, *host, *apply, *encoding, *cpu;
+    const char *apply;
+    int oversize, encoding;
+    unsigned host, cpu;
     int64_t jobs, level;
     bool link, json;
 } given;
@@ -233,45 +212,33 @@ typedef struct given {
 /* -1, or the exit status of what does not go together. */
 static int check_options(const cli_command *c, const given *g, bl_bucket_options *o)
 {
-    bool layout = o->size != NOT_GIVEN || o->align != NOT_GIVEN || g->oversize || g->host;
-    if (g->apply && (layout || o->base || g->encoding || g->level != CLI_UNSET || o->dry_run || o->no_host_digests)) {
+    bool layout = o->size != CLI_UNSET_SIZE || o->align != CLI_UNSET_SIZE || g->oversize >= 0 || g->host;
+    bool delta = g->encoding >= 0 || g->level != CLI_UNSET;
+    if (g->apply && (layout || o->base || delta || o->dry_run || g->cpu != ~0u || o->no_host_digests)) {
         return cli_usage_error(c, "with --apply go --link, --spill, --jobs, --no-sha256 and --json");
     }
     if (o->base && layout) {
         return cli_usage_error(c, "--size, --align, --oversize and --host-owned are those of --base");
     }
-    if ((g->encoding || g->level != CLI_UNSET) && !o->base) {
+    if (delta && !o->base) {
         return cli_usage_error(c, "--encoding and --level go with --base");
     }
     if (g->link && !g->apply) {
         return cli_usage_error(c, "--link goes with --apply");
     }
-    if (g->encoding && strcmp(g->encoding, "xor") && strcmp(g->encoding, "ranges")) {
-        return cli_usage_error(c, "--encoding takes xor or ranges, not '%.40s'", g->encoding);
+    if (g->host > HOST_NONE) {
+        return cli_usage_error(c, "--host-owned takes none or some of the others, not both");
     }
-    if (g->level != CLI_UNSET && (g->level < 1 || g->level > 9)) {
-        return cli_usage_error(c, "--level takes 1 to 9");
-    }
-    if (g->oversize && strcmp(g->oversize, "alone") && strcmp(g->oversize, "slice")) {
-        return cli_usage_error(c, "--oversize takes alone or slice, not '%.40s'", g->oversize);
-    }
-    if (g->host && !parse_host(g->host, &o->host)) {
-        return cli_usage_error(c, "--host-owned takes some of engram, dspark, vision, or none, not '%.60s'", g->host);
-    }
-    if (g->jobs < 0 || g->jobs > 1024) {
-        return cli_usage_error(c, "--jobs takes 1 to 1024");
-    }
-    o->size = o->size != NOT_GIVEN ? o->size : (uint64_t)512 << 20;
-    o->align = o->align != NOT_GIVEN ? o->align : 256;
-    o->slice = g->oversize && !strcmp(g->oversize, "slice");
-    o->encoding = g->encoding && !strcmp(g->encoding, "ranges") ? BL_DELTA_RANGES : BL_DELTA_XOR;
+    o->host = g->host ? g->host & ~HOST_NONE : BL_HOST_ENGRAM;
+    o->size = o->size != CLI_UNSET_SIZE ? o->size : (uint64_t)512 << 20;
+    o->align = o->align != CLI_UNSET_SIZE ? o->align : 256;
+    o->slice = g->oversize == 1;
+    o->encoding = g->encoding >= 0 ? (bl_delta_encoding)g->encoding : BL_DELTA_XOR;
     o->level = g->level != CLI_UNSET ? (int)g->level : 1;
     o->jobs = (int)g->jobs;
-    if (o->size == 0 || o->size > (uint64_t)1 << 50) {
-        return cli_usage_error(c, "--size takes 1 to 2^50 bytes");
-    }
-    if (o->align == 0 || o->align > BL_BUCKETS_MAX_ALIGN || (o->align & (o->align - 1)) != 0) {
-        return cli_usage_error(c, "--align takes a power of two up to %u", BL_BUCKETS_MAX_ALIGN);
+    o->cpu = g->cpu & bl_cpu_detect();
+    if ((o->align & (o->align - 1)) != 0) {
+        return cli_usage_error(c, "--align takes a power of two up to %u, not %llu", BL_BUCKETS_MAX_ALIGN, (unsigned long long)o->align);
     }
     return -1;
 }
@@ -306,33 +273,34 @@ static int deal(const cli_command *c, const char *src, const char *dst, bl_bucke
 int cmd_bucket(int argc, char **argv)
 {
     const char *args[2];
-    given g = {.level = CLI_UNSET};
+    given g = {.oversize = -1, .encoding = -1, .cpu = ~0u, .level = CLI_UNSET};
     int count;
-    bl_bucket_options o = {.size = NOT_GIVEN, .align = NOT_GIVEN, .host = BL_HOST_ENGRAM, .spill_max = BL_SPILL_MAX,
-                           .note = on_note, .cancelled = cli_interrupted};
+    bl_bucket_options o = {.size = CLI_UNSET_SIZE, .align = CLI_UNSET_SIZE, .spill_max = BL_SPILL_MAX, .note = on_note,
+                           .cancelled = cli_interrupted};
     const cli_option options[] = {
-        {"size", CLI_SIZE, &o.size, "SIZE", "most bytes of a bucket (default 512MiB)"},
-        {"align", CLI_SIZE, &o.align, "BYTES", "of every tensor in its bucket: a power of two up to 4096 (default 256; 1: no padding)"},
-        {"oversize", CLI_STRING, &g.oversize, "HOW", "tensors larger than a bucket: alone (default) or slice (by rows)"},
-        {"host-owned", CLI_STRING, &g.host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &o.size, "SIZE", "most bytes of a bucket (default 512MiB)"},
+        {"align", CLI_SIZE(1, BL_BUCKETS_MAX_ALIGN), &o.align, "BYTES",
+         "of every tensor in its bucket: a power of two up to 4096 (default 256; 1: no padding)"},
+        {"oversize", CLI_WORD(oversizes), &g.oversize, "HOW", "tensors larger than a bucket: alone (default) or slice (by rows)"},
+        {"host-owned", CLI_WORDS(owned), &g.host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
         {"no-host-digests", CLI_FLAG, &o.no_host_digests, NULL, "do not read what is not sent for its value digests"},
-        {"base", CLI_PATH, &o.base, "BASE", "write what has changed since the buckets in BASE"},
-        {"encoding", CLI_STRING, &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
-        {"level", CLI_INT, &g.level, "N", "base: of zstd, 1 (default) to 9"},
-        {"apply", CLI_PATH, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
+        {"base", CLI_STRING, &o.base, "BASE", "write what has changed since the buckets in BASE"},
+        {"encoding", CLI_WORD(encodings), &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
+        {"level", CLI_INT(1, 9), &g.level, "N", "base: of zstd, 1 (default) to 9"},
+        {"apply", CLI_STRING, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
         {"link", CLI_FLAG, &g.link, NULL, "apply: hard-link buckets that stay the same"},
-        {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
-        {"jobs", CLI_INT, &g.jobs, "N", "threads (default: twice the CPUs)"},
-        {"cpu", CLI_STRING, &g.cpu, "LEVEL", "highest instruction set to use (default: native)"},
+        {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
+        {"jobs", CLI_INT(1, CLI_JOBS_MAX), &g.jobs, "N", "threads (default: twice the CPUs)"},
+        {"cpu", CLI_CPU, &g.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of the buckets out"},
         {"dry-run", CLI_FLAG, &o.dry_run, NULL, "print the plan and check the free space, write nothing"},
         {"json", CLI_FLAG, &g.json, NULL, "print a receipt as JSON"},
-        {NULL, 0, NULL, NULL, NULL}};
+        CLI_END};
     const cli_command c = {"baleen bucket", "SRC DST [options]",
                            "Deal a checkpoint (HF folder, packed model, or an archive of one) to weight-sync buckets.", details, options,
                            2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, g.cpu, &o.cpu)) != 0 || (rc = check_options(&c, &g, &o)) >= 0) {
+    if (rc >= 0 || (rc = check_options(&c, &g, &o)) >= 0) {
         return rc;
     }
     if (g.apply) {

@@ -1,4 +1,5 @@
 /* baleen convert: cast a checkpoint to BF16, encode it again, or pack it. */
+#include "kernels/cpu.h"
 #include "runtime/engram.h"
 #include "tools/convert_options.h"
 #include "tools/encoded.h"
@@ -188,39 +189,45 @@ static int run(const cli_command *c, const char *src, const char *dst, bl_conver
 int cmd_convert(int argc, char **argv)
 {
     const char *args[2];
-    convert_arguments a = {0};
+    convert_arguments a = CONVERT_ARGUMENTS;
     bool json = false;
     int count;
-    bl_convert_options o = {.shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .engram_multipliers = bl_engram_multipliers,
+    bl_convert_options o = {.cpu = bl_cpu_detect(), .shard_size = CLI_UNSET_SIZE, .spill_max = BL_SPILL_MAX, .engram_multipliers = bl_engram_multipliers,
                             .cancelled = cli_interrupted, .note = on_note};
     const cli_option options[] = {
-        {"to", CLI_STRING, &a.to, "FORM", "bf16, released or packed"},
-        {"keep", CLI_STRING, &a.keep, "LIST", "bf16: keep dspark, vision or dspark,vision, which are left out otherwise"},
-        {"drop", CLI_STRING, &a.drop, "LIST", "packed, released: leave out dspark, vision or dspark,vision, which are kept otherwise"},
-        {"tp", CLI_INT, &a.tp, "N", "packed: cut dense weights over N ranks"},
-        {"ep", CLI_INT, &a.ep, "N", "packed: deal experts over N ranks (default 1: all of them on every rank of a stage)"},
-        {"pp", CLI_INT, &a.pp, "N", "packed: deal layers over N stages"},
+        {"to", CLI_WORD(convert_targets), &a.to, "FORM", "bf16, released or packed"},
+        {"keep", CLI_WORDS(convert_classes), &a.keep, "LIST", "bf16: keep dspark, vision or dspark,vision, which are left out otherwise"},
+        {"drop", CLI_WORDS(convert_classes), &a.drop, "LIST",
+         "packed, released: leave out dspark, vision or dspark,vision, which are kept otherwise"},
+        {"tp", CLI_INT(1, BL_MAX_RANKS), &a.tp, "N", "packed: cut dense weights over N ranks"},
+        {"ep", CLI_INT(1, BL_MAX_RANKS), &a.ep, "N", "packed: deal experts over N ranks (default 1: all of them on every rank of a stage)"},
+        {"pp", CLI_INT(1, BL_MAX_RANKS), &a.pp, "N", "packed: deal layers over N stages"},
         {"pp-layers", CLI_STRING, &a.stages, "LIST", "packed: layers of each stage, for example 20,20 (default: even)"},
-        {"pad-vocab", CLI_INT, &a.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},
-        {"split", CLI_STRING, &a.split, "HOW", "packed: what to do where --tp cuts inside scale blocks: pad, expand1x32 or bf16 (default: refuse)"},
-        {"engram", CLI_STRING, &a.engram, "HOW", "packed: split (default: each rank some rows) or shared (one copy a stage)"},
+        {"pad-vocab", CLI_INT(1, 1 << 20), &a.pad_vocab, "N", "packed: pad the vocabulary to a multiple of N times --tp"},
+        {"split", CLI_WORD(convert_splits), &a.split, "HOW",
+         "packed: what to do where --tp cuts inside scale blocks: pad, expand1x32 or bf16 (default: refuse)"},
+        {"engram", CLI_WORD(convert_engrams), &a.engram, "HOW",
+         "packed: split (default: each rank some rows) or shared (one copy a stage)"},
         {"link", CLI_FLAG, &o.link, NULL, "packed: hard-link the source's files with Engram tables where a rank has them whole"},
         {"layers", CLI_STRING, &a.layers, "LIST", "keep these backbone layers only, for example 0-3,7"},
-        {"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
+        {"shard-size", CLI_SIZE(1, CLI_SIZE_MOST), &o.shard_size, "SIZE", "bf16, released: most bytes of tensors in a file (default 5GB)"},
         {"save-scales", CLI_FLAG, &o.save_scales, NULL, "bf16: keep the original scales beside the cast, for --to released"},
-        {"experts", CLI_STRING, &a.experts, "FORM", "released: experts in fp4 or fp8 (default: codes as they are, BF16 to fp4)"},
-        {"fp8-block", CLI_STRING, &a.block, "SHAPE", "released: values that share an fp8 scale, 32x32 or 1x32 (default: as SRC has or had it)"},
-        {"scale-hints", CLI_PATH, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
-        {"fp4-ties", CLI_STRING, &a.ties, "RULE", "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
+        {"experts", CLI_WORD(convert_experts), &a.experts, "FORM",
+         "released: experts in fp4 or fp8 (default: codes as they are, BF16 to fp4)"},
+        {"fp8-block", CLI_WORD(convert_blocks), &a.block, "SHAPE",
+         "released: values that share an fp8 scale, 32x32 or 1x32 (default: as SRC has or had it)"},
+        {"scale-hints", CLI_STRING, &o.scale_hints, "DIR", "released: the checkpoint whose scales to keep where that is exact, or 'none'"},
+        {"fp4-ties", CLI_WORD(convert_ties), &a.ties, "RULE",
+         "released: halves between fp4 codes go to the even one (even) or towards zero (down)"},
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
-        {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},
-        {"jobs", CLI_INT, &a.jobs, "N", "threads (default: twice the CPUs)"},
-        {"cpu", CLI_STRING, &a.cpu, "LEVEL", "highest instruction set to use (default: native)"},
+        {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},
+        {"jobs", CLI_INT(1, CLI_JOBS_MAX), &a.jobs, "N", "threads (default: twice the CPUs)"},
+        {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
         {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left, and leave what is done when interrupted"},
         {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing; packed: print the plan"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
-        {NULL, 0, NULL, NULL, NULL}};
+        CLI_END};
     const cli_command c = {"baleen convert", "SRC DST --to bf16|released|packed [options]",
                            "Convert a checkpoint (HF folder, packed model, or an archive of one).", details, options, 2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);

@@ -1,6 +1,7 @@
 /* baleen generate: text, without a server. */
 #include "tools/cli.h"
 
+#include "kernels/cpu.h"
 #include "runtime/chat.h"
 #include "runtime/forward.h"
 #include "runtime/parse.h"
@@ -53,7 +54,7 @@ static bl_status chat_prompt(generate *g, char **text, size_t *n)
     bl_chat_options o = bl_chat_defaults();
     bl_json root;
     o.thinking = g->thinking;
-    o.effort = (int)g->effort;
+    o.effort = g->effort != CLI_UNSET ? (int)g->effort : BL_CHAT_EFFORT_DEFAULT;
     bl_text_puts(&messages, "[{\"role\":\"user\",\"content\":");
     bl_text_quote(&messages, g->prompt, strlen(g->prompt));
     bl_text_puts(&messages, "}]");
@@ -167,43 +168,31 @@ static void release(generate *g)
     bl_model_close(&g->model);
 }
 
-static int check(const cli_command *c, const generate *g, double temperature, double top_p, double min_p, int64_t top_k,
-                 int64_t seed)
-{
-    if (!g->prompt) return cli_usage_error(c, "--prompt is missing");
-    if (g->thinking && !g->chat) return cli_usage_error(c, "--thinking needs --chat");
-    if (g->effort < 1 || g->effort > 100) return cli_usage_error(c, "--effort takes 1 to 100");
-    if (g->max_tokens < 1) return cli_usage_error(c, "--max-tokens takes at least 1");
-    if (temperature < 0 || temperature > 100) return cli_usage_error(c, "--temperature takes 0 to 100");
-    if (top_p <= 0 || top_p > 1) return cli_usage_error(c, "--top-p takes more than 0, up to 1");
-    if (min_p < 0 || min_p > 1) return cli_usage_error(c, "--min-p takes 0 to 1");
-    if (top_k < 0 || top_k > INT_MAX) return cli_usage_error(c, "--top-k takes 0 (off) or more");
-    return seed < 0 ? cli_usage_error(c, "--seed takes 0 or more") : 0;
-}
-
 int cmd_generate(int argc, char **argv)
 {
-    generate g = {.max_tokens = 256, .effort = BL_CHAT_EFFORT_DEFAULT};
-    const char *level = NULL, *device = NULL, *args[1] = {cli_default_model()};
+    generate g = {.max_tokens = 256, .effort = CLI_UNSET};
+    const char *args[1] = {cli_default_model()};
+    int device = BL_DEVICE_AUTO;
     int64_t threads = 0, top_k = 0, seed = 0;
     double temperature = 0, top_p = 1, min_p = 0;
+    bl_model_options o = {.cpu = bl_cpu_detect(), .check = BL_CHECK_FAST, .need_tokenizer = true};
     const cli_option options[] = {
-        {"prompt", CLI_STRING, &g.prompt, "TEXT", "what to continue (required); special tokens may be written out"},
+        {"prompt", CLI_TEXT, &g.prompt, "TEXT", "what to continue (required); special tokens may be written out"},
         {"chat", CLI_FLAG, &g.chat, NULL, "TEXT is a user's message"},
         {"thinking", CLI_FLAG, &g.thinking, NULL, "with --chat: begin the answer with reasoning"},
-        {"effort", CLI_INT, &g.effort, "N", "with --thinking: reasoning effort 1..100 (default 75)"},
-        {"max-tokens", CLI_INT, &g.max_tokens, "N", "stop after N tokens (default 256)"},
-        {"temperature", CLI_REAL, &temperature, "T", "0 = the most likely token (default)"},
-        {"top-k", CLI_INT, &top_k, "K", "sample among the K most likely (default 0, off)"},
-        {"top-p", CLI_REAL, &top_p, "P", "... among the most likely that make up P (default 1, off)"},
-        {"min-p", CLI_REAL, &min_p, "P", "... among those at least P times as likely as the first (default 0)"},
-        {"seed", CLI_INT, &seed, "N", "of the sampling (default 0): same seed, same text"},
+        {"effort", CLI_INT(1, 100), &g.effort, "N", "with --thinking: reasoning effort 1..100 (default 75)"},
+        {"max-tokens", CLI_INT(1, INT64_MAX), &g.max_tokens, "N", "stop after N tokens (default 256)"},
+        {"temperature", CLI_REAL(0, 100), &temperature, "T", "0 = the most likely token (default)"},
+        {"top-k", CLI_INT(0, INT_MAX), &top_k, "K", "sample among the K most likely (default 0, off)"},
+        {"top-p", CLI_REAL_ABOVE(0, 1), &top_p, "P", "... among the most likely that make up P (default 1, off)"},
+        {"min-p", CLI_REAL(0, 1), &min_p, "P", "... among those at least P times as likely as the first (default 0)"},
+        {"seed", CLI_INT(0, INT64_MAX), &seed, "N", "of the sampling (default 0): same seed, same text"},
         {"stop", CLI_LIST, &g.stops, "TEXT", "end before this text; may be repeated"},
-        {"threads", CLI_INT, &threads, "N", "worker threads (default: all CPUs)"},
-        {"cpu", CLI_STRING, &level, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
-        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
+        {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "worker threads (default: all CPUs)"},
+        {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
+        {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
         {"json", CLI_FLAG, &g.json, NULL, "print one JSON document instead of the text"},
-        {NULL, 0, NULL, NULL, NULL},
+        CLI_END,
     };
     const cli_command c = {
         .program = "baleen generate",
@@ -215,10 +204,11 @@ int cmd_generate(int argc, char **argv)
     };
     int count, done = cli_parse(&c, argc, argv, args, &count);
     if (done >= 0) return done;
-    if (check(&c, &g, temperature, top_p, min_p, top_k, seed)) return 2;
-    if (threads < 0 || threads > BL_POOL_MAX_THREADS) return cli_usage_error(&c, "--threads takes 1 to %d", BL_POOL_MAX_THREADS);
-    bl_model_options o = {.check = BL_CHECK_FAST, .threads = (int)threads, .device = BL_DEVICE_AUTO, .need_tokenizer = true};
-    if (cli_cpu(&c, level, &o.cpu) || cli_device(&c, device, &o.device)) return 2;
+    if (!g.prompt) return cli_usage_error(&c, "--prompt is missing");
+    if (g.thinking && !g.chat) return cli_usage_error(&c, "--thinking needs --chat");
+    if (g.effort != CLI_UNSET && !g.thinking) return cli_usage_error(&c, "--effort needs --thinking");
+    o.threads = (int)threads;
+    o.device = (bl_device)device;
     g.sampling = (bl_sampling){(float)temperature, (int)top_k, (float)top_p, (float)min_p, (uint64_t)seed};
     cli_catch_signals();
     bl_error err = {0};

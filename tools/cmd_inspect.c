@@ -331,11 +331,12 @@ int cmd_inspect(int argc, char **argv)
         {"fit", CLI_STRING, &o.fit, "LIST", "what would fit where: tp=8,hbm=141G and more, see above"},
         {"check", CLI_FLAG, &o.check, NULL, "read all weights and name those that look wrong"},
         {"scales", CLI_FLAG, &o.scales, NULL, "histograms of the scales' exponents"},
-        {"jobs", CLI_INT, &o.jobs, "N", "threads of --check (default: twice the CPUs) and --scales (default: the CPUs)"},
-        {"rank", CLI_INT, &o.rank, "N", "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
+        {"jobs", CLI_INT(1, CLI_JOBS_MAX), &o.jobs, "N", "threads of --check (default: twice the CPUs) and --scales (default: the CPUs)"},
+        {"rank", CLI_INT(0, BL_MAX_RANKS - 1), &o.rank, "N",
+         "packed: what rank N holds (default: all ranks; of a tensor that several have, the first part)"},
         {"token-map", CLI_FLAG, &o.token_map, NULL, "PATH is a tokenizer.json: print its Engram class count and map digest"},
         {"json", CLI_FLAG, &o.json, NULL, "machine-readable output"},
-        {NULL, 0, NULL, NULL, NULL}};
+        CLI_END};
     const cli_command cmd = {"baleen inspect", "PATH [--check | --scales | --fit LIST | --tensor NAME] [options]",
                              "Show what a checkpoint folder, a packed model or one safetensors file holds: generation, config, layer "
                              "roles, tensors by class. Of a download that has not begun, config.json and the index are enough.\nOf "
@@ -347,9 +348,8 @@ int cmd_inspect(int argc, char **argv)
     if (o.token_map + o.check + o.scales + (o.tensor != NULL) + (o.fit != NULL) > 1)
         return cli_usage_error(&cmd, "--check, --scales, --fit, --tensor and --token-map do not go together");
     if (o.fit && o.rank != CLI_UNSET) return cli_usage_error(&cmd, "--rank does not go with --fit, which is about the whole model");
-    if (o.jobs < 0 || o.jobs > 1024) return cli_usage_error(&cmd, "--jobs takes 1 to 1024");
+    if (o.jobs && !o.check && !o.scales) return cli_usage_error(&cmd, "--jobs goes with --check and --scales");
     if (o.token_map && !count) return cli_usage_error(&cmd, "--token-map needs the path of a tokenizer.json");
-    if (o.rank != CLI_UNSET && (o.rank < 0 || o.rank >= BL_MAX_RANKS)) return cli_usage_error(&cmd, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
     const char *path = count ? args[0] : cli_default_model();
     if (o.token_map) return inspect_token_map(&cmd, path, o.json);
     cli_catch_signals();

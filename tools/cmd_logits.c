@@ -3,6 +3,7 @@
 #include "tools/logits.h"
 
 #include "formats/file.h"
+#include "kernels/cpu.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -84,22 +85,23 @@ static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, 
 int cmd_logits(int argc, char **argv)
 {
     cli_list lists = {0}, files = {0};
-    const char *level = NULL, *device = NULL, *args[1] = {cli_default_model()};
+    int device = BL_DEVICE_CPU;
+    const char *args[1] = {cli_default_model()};
     int64_t threads = 0;
     bool json = false;
-    logits_job j = {0};
+    logits_job j = {.options = {.cpu = bl_cpu_detect(), .check = BL_CHECK_FAST}};
     const cli_option options[] = {
         {"ids", CLI_LIST, &lists, "LIST", "token ids of a sequence, such as 0,17,4; repeat for a batch"},
         {"ids-file", CLI_LIST, &files, "FILE", "the same from a file: numbers between commas or white space"},
-        {"out", CLI_PATH, &j.out, "FILE", "safetensors file to write (required)"},
-        {"chunk", CLI_INT, &j.chunk, "N", "tokens of each sequence in a forward pass (default all)"},
-        {"trace", CLI_PATH, &j.trace, "FILE", "also write the intermediates, named as in golden files"},
-        {"inject", CLI_PATH, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
-        {"threads", CLI_INT, &threads, "N", "worker threads (default: all CPUs)"},
-        {"cpu", CLI_STRING, &level, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
-        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},
+        {"out", CLI_STRING, &j.out, "FILE", "safetensors file to write (required)"},
+        {"chunk", CLI_INT(1, INT64_MAX), &j.chunk, "N", "tokens of each sequence in a forward pass (default all)"},
+        {"trace", CLI_STRING, &j.trace, "FILE", "also write the intermediates, named as in golden files"},
+        {"inject", CLI_STRING, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
+        {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "worker threads (default: all CPUs)"},
+        {"cpu", CLI_CPU, &j.options.cpu, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
+        {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt"},
-        {NULL, 0, NULL, NULL, NULL},
+        CLI_END,
     };
     const cli_command c = {
         .program = "baleen logits",
@@ -112,11 +114,9 @@ int cmd_logits(int argc, char **argv)
     int count, done = cli_parse(&c, argc, argv, args, &count);
     if (done >= 0) return done;
     if (!j.out) return cli_usage_error(&c, "--out is missing");
-    if (threads < 0 || threads > BL_POOL_MAX_THREADS) return cli_usage_error(&c, "--threads takes 1 to %d", BL_POOL_MAX_THREADS);
-    if (cli_cpu(&c, level, &j.options.cpu) || cli_device(&c, device, &j.options.device)) return 2;
     j.model = args[0];
     j.options.threads = (int)threads;
-    j.options.check = BL_CHECK_FAST;
+    j.options.device = (bl_device)device;
     j.cancelled = cli_interrupted;
     logits_sequence sequences[MAX_SEQUENCES] = {0};
     const int status = run(&c, &j, sequences, &lists, &files, json);

@@ -1,5 +1,6 @@
 /* baleen merge: the ranks of a packed model to one checkpoint. */
 #include "convert/convert.h"
+#include "kernels/cpu.h"
 #include "tools/cli.h"
 #include "tools/receipt.h"
 
@@ -49,32 +50,28 @@ static void on_note(const char *text)
 
 int cmd_merge(int argc, char **argv)
 {
-    const char *cpu = NULL, *args[2];
+    const char *args[2];
     int64_t jobs = 0;
     bool json = false;
     int count;
-    bl_convert_options o = {.target = BL_TO_MERGED, .shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted,
+    bl_convert_options o = {.cpu = bl_cpu_detect(), .target = BL_TO_MERGED, .shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted,
                             .note = on_note};
-    const cli_option options[] = {{"shard-size", CLI_SIZE, &o.shard_size, "SIZE", "most bytes of tensors in a file (default 5GB)"},
-                                  {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
-                                  {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
-                                  {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
+    const cli_option options[] = {{"shard-size", CLI_SIZE(1, CLI_SIZE_MOST), &o.shard_size, "SIZE",
+                                   "most bytes of tensors in a file (default 5GB)"},
+                                  {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE",
+                                   "compressed archives: bytes to unpack as a whole (default 4GiB)"},
+                                  {"jobs", CLI_INT(1, CLI_JOBS_MAX), &jobs, "N", "threads (default: twice the CPUs)"},
+                                  {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
                                   {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left"},
                                   {"dry-run", CLI_FLAG, &o.dry_run, NULL, "plan and check the free space, write nothing"},
                                   {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
-                                  {NULL, 0, NULL, NULL, NULL}};
+                                  CLI_END};
     const cli_command c = {"baleen merge", "SRC DST [options]", "Put the ranks of a packed model together to one checkpoint.",
                            details, options, 2, 2};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
+    if (rc >= 0) {
         return rc;
-    }
-    if (jobs < 0 || jobs > 1024) {
-        return cli_usage_error(&c, "--jobs takes 1 to 1024");
-    }
-    if (o.shard_size == 0) {
-        return cli_usage_error(&c, "--shard-size must be above 0");
     }
     o.jobs = (int)jobs;
     cli_catch_signals();

@@ -4,7 +4,6 @@
 #include "tools/cli.h"
 #include "tools/receipt.h"
 
-
 #define MAX_ARGS 65
 
 static int print_report(const char *dst, const bl_synth_report *r, bool json)
@@ -32,23 +31,17 @@ int cmd_synth(int argc, char **argv)
              bl_synth_presets());
     bl_synth_options o = {.preset = "tiny", .token_classes = bl_engram_token_classes, .cancelled = cli_interrupted};
     const cli_option options[] = {{"preset", CLI_STRING, &o.preset, "NAME", "shape to start from (default tiny)"},
-                                  {"seed", CLI_INT, &seed, "N", "random seed (default 1)"},
-                                  {"shards", CLI_INT, &shards, "N", "files (default 3)"},
+                                  {"seed", CLI_INT(0, INT64_MAX), &seed, "N", "random seed (default 1)"},
+                                  {"shards", CLI_INT(1, 99999), &shards, "N", "files (default 3)"},
                                   {"headers", CLI_FLAG, &o.headers, NULL, "headers alone, with holes for the weights: needs little room"},
-                                  {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
+                                  {"jobs", CLI_INT(1, CLI_JOBS_MAX), &jobs, "N", "threads (default: twice the CPUs)"},
                                   {"json", CLI_FLAG, &json, NULL, "print a receipt as JSON"},
-                                  {NULL, 0, NULL, NULL, NULL}};
+                                  CLI_END};
     const cli_command c = {"baleen synth", "DST [key=value ...] [options]",
                            "Write a random checkpoint in the released layout, of any shape.", details, options, 1, MAX_ARGS};
     int rc = cli_parse(&c, argc, argv, args, &count);
     if (rc >= 0) {
         return rc;
-    }
-    if (jobs < 0 || jobs > 1024) {
-        return cli_usage_error(&c, "--jobs takes 1 to 1024");
-    }
-    if (shards < 1 || shards > 99999) {
-        return cli_usage_error(&c, "--shards takes 1 to 99999");
     }
     o.overrides = args + 1;
     o.override_count = (size_t)count - 1;

@@ -1,4 +1,5 @@
 /* baleen verify: prove a folder, or compare two. */
+#include "kernels/cpu.h"
 #include "tools/cli.h"
 #include "tools/receipt.h"
 #include "verify/verify.h"
@@ -183,35 +184,34 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
 
 int cmd_verify(int argc, char **argv)
 {
-    const char *args[1], *cpu = NULL;
+    const char *args[1];
     int64_t level = CLI_UNSET, jobs = 0, rank = CLI_UNSET;
     int count;
     output out = {0};
-    bl_verify_options o = {.spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
+    bl_verify_options o = {.cpu = bl_cpu_detect(), .spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
                            .cancelled = cli_interrupted};
-    const cli_option options[] = {{"level", CLI_INT, &level, "N", "0 to 4 (default 3, with --key 4)"},
-                                  {"rank", CLI_INT, &rank, "N", "packed: only what rank N needs, on a node that holds no other"},
-                                  {"against", CLI_PATH, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
-                                  {"key", CLI_PATH, &o.key, "PUB", "level 4: check the signature with this public key first"},
-                                  {"sign", CLI_PATH, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
+    const cli_option options[] = {{"level", CLI_INT(0, 4), &level, "N", "0 to 4 (default 3, with --key 4)"},
+                                  {"rank", CLI_INT(0, BL_MAX_RANKS - 1), &rank, "N",
+                                   "packed: only what rank N needs, on a node that holds no other"},
+                                  {"against", CLI_STRING, &o.against, "OTHER", "compare values with another checkpoint or packed model"},
+                                  {"key", CLI_STRING, &o.key, "PUB", "level 4: check the signature with this public key first"},
+                                  {"sign", CLI_STRING, &o.sign, "KEY", "sign the folder with this private key if all of it holds"},
                                   {"hub", CLI_FLAG, &o.hub, NULL, "compare every file with what the Hugging Face client recorded"},
-                                  {"cache", CLI_PATH, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
-                                  {"spill", CLI_SIZE, &o.spill_max, "SIZE", "compressed archives: bytes to unpack as a whole (default 4GiB)"},
-                                  {"jobs", CLI_INT, &jobs, "N", "threads (default: twice the CPUs)"},
-                                  {"cpu", CLI_STRING, &cpu, "LEVEL", "highest instruction set to use (default: native)"},
+                                  {"cache", CLI_STRING, &o.cache, "FILE|DIR", "do not read again what it knows to be proven (see above)"},
+                                  {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE",
+                                   "compressed archives: bytes to unpack as a whole (default 4GiB)"},
+                                  {"jobs", CLI_INT(1, CLI_JOBS_MAX), &jobs, "N", "threads (default: twice the CPUs)"},
+                                  {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set to use (default: native)"},
                                   {"json", CLI_FLAG, &out.json, NULL, "print a receipt as JSON, findings included"},
-                                  {NULL, 0, NULL, NULL, NULL}};
+                                  CLI_END};
     const cli_command c = {"baleen verify", "[PATH] [options]",
                            "Prove a checkpoint folder, a packed model or one safetensors file (default: the built-in model).", details,
                            options, 0, 1};
     int rc = cli_parse(&c, argc, argv, args, &count);
-    if (rc >= 0 || (rc = cli_cpu(&c, cpu, &o.cpu)) != 0) {
+    if (rc >= 0) {
         return rc;
     }
     level = level != CLI_UNSET ? level : o.key ? 4 : 3;
-    if (level < 0 || level > 4) {
-        return cli_usage_error(&c, "--level takes 0 to 4");
-    }
     if ((level == 4) != (o.key != NULL)) {
         return cli_usage_error(&c, o.key ? "--key is level 4" : "--level 4 needs --key, the public key to check the signature with");
     }
@@ -225,14 +225,8 @@ int cmd_verify(int argc, char **argv)
         return cli_usage_error(&c, o.key ? "--sign and --key do not go together: sign first, then check"
                                          : "--sign and --rank do not go together: a signature is for all ranks");
     }
-    if (rank != CLI_UNSET && (rank < 0 || rank >= BL_MAX_RANKS)) {
-        return cli_usage_error(&c, "--rank takes 0 to %d", BL_MAX_RANKS - 1);
-    }
     if (rank >= 0 && o.against) {
         return cli_usage_error(&c, "--rank and --against do not go together: one rank is not a whole model");
-    }
-    if (jobs < 0 || jobs > 1024) {
-        return cli_usage_error(&c, "--jobs takes 1 to 1024");
     }
     const char *path = count ? args[0] : cli_default_model();
     o.level = (int)level;

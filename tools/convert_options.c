@@ -3,40 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SHARD_SIZE 5000000000u /* where none was given */
+
+const char *const convert_targets[] = {"bf16", "packed", "released", NULL};
+const char *const convert_classes[] = {"dspark", "vision", NULL};
+const char *const convert_splits[] = {"pad", "expand1x32", "bf16", NULL};
+const char *const convert_engrams[] = {"split", "shared", NULL};
+const char *const convert_experts[] = {"fp4", "fp8", NULL};
+const char *const convert_blocks[] = {"32x32", "1x32", NULL};
+const char *const convert_ties[] = {[BL_FP4_TIES_EVEN] = "even", [BL_FP4_TIES_DOWN] = "down", NULL};
+
 const char *convert_target_name(bl_target t)
 {
-    return t == BL_TO_BF16 ? "bf16" : t == BL_TO_PACKED ? "packed" : "released";
-}
-
-static bool parse_target(const char *text, bl_target *t)
-{
-    for (*t = BL_TO_BF16; *t <= BL_TO_RELEASED; ++*t) {
-        if (!strcmp(text, convert_target_name(*t))) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* "dspark,vision" -> BL_DROP_ bits; false on anything else. */
-static bool parse_classes(const char *text, unsigned *bits)
-{
-    *bits = 0;
-    while (*text) {
-        size_t n = strcspn(text, ",");
-        if (n == 6 && !strncmp(text, "dspark", n)) {
-            *bits |= BL_DROP_DSPARK;
-        } else if (n == 6 && !strncmp(text, "vision", n)) {
-            *bits |= BL_DROP_VISION;
-        } else {
-            return false;
-        }
-        text += n;
-        if (*text == ',' && !*++text) {
-            return false;
-        }
-    }
-    return *bits != 0;
+    return convert_targets[t - 1];
 }
 
 /* A number below limit at *p, which moves behind it. */
@@ -84,52 +63,36 @@ static bool parse_numbers(const char *p, bool ranges, long limit, int **list, si
     return false;
 }
 
-static bool is_one_of(const char *text, const char *a, const char *b)
-{
-    return !text || !strcmp(text, a) || !strcmp(text, b);
-}
-
 static int read_target(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
-    if (!a->to || !parse_target(a->to, &o->target)) {
-        return cli_usage_error(c, a->to ? "--to takes bf16, released or packed, not '%.40s'" : "--to bf16, released or packed is needed",
-                               a->to);
+    if (a->to < 0) {
+        return cli_usage_error(c, "--to bf16, released or packed is needed");
     }
+    o->target = (bl_target)(a->to + 1);
     bool cast = o->target == BL_TO_BF16;
-    const char *classes = a->keep ? a->keep : a->drop;
-    unsigned bits = 0;
-    o->drop = cast ? BL_DROP_DSPARK | BL_DROP_VISION : 0;
     if ((a->keep && !cast) || (a->drop && cast)) {
         return cli_usage_error(c, "--keep goes with --to bf16, --drop with the others");
     }
     if (o->save_scales && !cast) {
         return cli_usage_error(c, "--save-scales goes with --to bf16");
     }
-    if (classes && !parse_classes(classes, &bits)) {
-        return cli_usage_error(c, "--%s takes dspark, vision or dspark,vision", a->keep ? "keep" : "drop");
+    if (o->shard_size != CLI_UNSET_SIZE && o->target == BL_TO_PACKED) {
+        return cli_usage_error(c, "--shard-size goes with --to bf16 and --to released");
     }
-    o->drop = a->keep ? o->drop & ~bits : o->drop | bits;
+    o->shard_size = o->shard_size != CLI_UNSET_SIZE ? o->shard_size : SHARD_SIZE;
+    o->drop = cast ? (BL_DROP_DSPARK | BL_DROP_VISION) & ~a->keep : a->drop;
     return -1;
 }
 
 /* How weights are encoded. */
 static int read_encoding(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
-    if ((o->scale_hints || a->ties || o->canonical_zero || a->experts || a->block) && o->target != BL_TO_RELEASED) {
+    if ((o->scale_hints || a->ties >= 0 || o->canonical_zero || a->experts >= 0 || a->block >= 0) && o->target != BL_TO_RELEASED) {
         return cli_usage_error(c, "--experts, --fp8-block, --scale-hints, --fp4-ties and --canonical-zero go with --to released");
     }
-    if (!is_one_of(a->experts, "fp4", "fp8")) {
-        return cli_usage_error(c, "--experts takes fp4 or fp8, not '%.40s'", a->experts);
-    }
-    if (!is_one_of(a->block, "32x32", "1x32")) {
-        return cli_usage_error(c, "--fp8-block takes 32x32 or 1x32, not '%.40s'", a->block);
-    }
-    if (!is_one_of(a->ties, "even", "down")) {
-        return cli_usage_error(c, "--fp4-ties takes even or down, not '%.40s'", a->ties);
-    }
-    o->fp8_block_rows = !a->block ? 0 : !strcmp(a->block, "1x32") ? 1 : 32;
-    o->experts = !a->experts ? 0 : !strcmp(a->experts, "fp8") ? BL_FORM_FP8 : BL_FORM_FP4;
-    o->fp4_ties = a->ties && !strcmp(a->ties, "down") ? BL_FP4_TIES_DOWN : BL_FP4_TIES_EVEN;
+    o->fp8_block_rows = a->block < 0 ? 0 : a->block == 1 ? 1 : 32;
+    o->experts = a->experts < 0 ? 0 : a->experts == 1 ? BL_FORM_FP8 : BL_FORM_FP4;
+    o->fp4_ties = a->ties == BL_FP4_TIES_DOWN ? BL_FP4_TIES_DOWN : BL_FP4_TIES_EVEN;
     if (o->scale_hints && !strcmp(o->scale_hints, "none")) {
         o->scale_hints = NULL;
         o->no_hints = true;
@@ -137,45 +100,25 @@ static int read_encoding(const cli_command *c, const convert_arguments *a, bl_co
     return -1;
 }
 
-static int read_sizes(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
-{
-    if (a->jobs < 0 || a->jobs > 1024) {
-        return cli_usage_error(c, "--jobs takes 1 to 1024");
-    }
-    if (o->shard_size == 0) {
-        return cli_usage_error(c, "--shard-size must be above 0");
-    }
-    o->jobs = (int)a->jobs;
-    return -1;
-}
-
 /* How a packed model is spread over ranks. */
 static int read_layout(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
-    bool any = o->link || a->tp || a->ep || a->pp || a->pad_vocab || a->stages || a->engram || a->split;
+    bool any = o->link || a->tp || a->ep || a->pp || a->pad_vocab || a->stages || a->engram >= 0 || a->split >= 0;
     int *stages = NULL;
     size_t count = 0;
     if (any && o->target != BL_TO_PACKED) {
         return cli_usage_error(c, "--tp, --ep, --pp, --pp-layers, --pad-vocab, --split, --engram and --link go with --to packed");
-    }
-    if (a->tp < 0 || a->ep < 0 || a->pp < 0 || a->tp > BL_MAX_RANKS || a->ep > BL_MAX_RANKS || a->pp > BL_MAX_RANKS) {
-        return cli_usage_error(c, "--tp, --ep and --pp take 1 to %d", BL_MAX_RANKS);
-    }
-    if (a->pad_vocab < 0 || a->pad_vocab > 1 << 20) {
-        return cli_usage_error(c, "--pad-vocab takes 1 to %d", 1 << 20);
-    }
-    if (!is_one_of(a->engram, "split", "shared")) {
-        return cli_usage_error(c, "--engram takes split or shared, not '%.40s'", a->engram);
     }
     bool wrong = a->stages && !parse_numbers(a->stages, false, BL_MAX_LAYERS + 1, &stages, &count);
     o->layout = (bl_layout){.tp = (int)a->tp,
                             .ep = (int)a->ep,
                             .pp = a->stages ? (int)count : (int)a->pp,
                             .stage_layers = stages,
-                            .engram_shared = a->engram && !strcmp(a->engram, "shared")};
+                            .split = a->split >= 0 ? (bl_split)(a->split + 1) : BL_SPLIT_NONE,
+                            .engram_shared = a->engram == 1};
     o->pad_vocab = (int)a->pad_vocab;
     if (wrong) {
-        return cli_usage_error(c, "--pp-layers takes numbers of layers such as 20,20");
+        return cli_usage_error(c, "--pp-layers takes numbers of layers such as 20,20, not '%.80s'", a->stages);
     }
     if (a->stages && a->pp && count != (size_t)a->pp) {
         return cli_usage_error(c, "--pp-layers has %zu stages, --pp %d", count, (int)a->pp);
@@ -183,30 +126,21 @@ static int read_layout(const cli_command *c, const convert_arguments *a, bl_conv
     return -1;
 }
 
-static int read_split(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
-{
-    for (int s = BL_SPLIT_PAD; a->split && s < BL_SPLITS; s++) {
-        if (!strcmp(a->split, bl_split_name((bl_split)s))) {
-            o->layout.split = (bl_split)s;
-        }
-    }
-    return !a->split || o->layout.split ? -1 : cli_usage_error(c, "--split takes pad, expand1x32 or bf16, not '%.40s'", a->split);
-}
-
 static int read_layers(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
     int *layers = NULL;
     bool wrong = a->layers && !parse_numbers(a->layers, true, BL_MAX_LAYERS, &layers, &o->layer_count);
     o->layers = layers;
-    return wrong ? cli_usage_error(c, "--layers takes numbers and ranges such as 0-3,7") : -1;
+    return !wrong ? -1 : cli_usage_error(c, "--layers takes numbers up to %d and ranges such as 0-3,7, not '%.80s'", BL_MAX_LAYERS - 1,
+                                         a->layers);
 }
 
 int convert_options_read(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
-    int rc = cli_cpu(c, a->cpu, &o->cpu);
+    int rc = -1;
     int (*const steps[])(const cli_command *c, const convert_arguments *a, bl_convert_options *o) = {
-        read_target, read_encoding, read_sizes, read_layout, read_split, read_layers};
-    rc = rc ? rc : -1;
+        read_target, read_encoding, read_layout, read_layers};
+    o->jobs = (int)a->jobs;
     for (size_t i = 0; rc < 0 && i < sizeof steps / sizeof *steps; i++) {
         rc = steps[i](c, a, o);
     }

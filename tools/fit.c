@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NOT_GIVEN UINT64_MAX
 #define UNKNOWN_SCRATCH 2000000000u /* of generations that the runtime does not run */
 
 typedef struct request {
     bl_fit_options o;
-    uint64_t tp, ep, pp; /* 0: not given */
+    int64_t tp, ep, pp; /* 0: not given */
 } request;
 
 typedef struct problems {
@@ -26,54 +25,30 @@ static void note_problem(void *arg, const bl_error *problem)
 
 /* ---- the argument */
 
-static bool read_choice(request *r, const char *key, const char *value)
-{
-    static const struct { const char *key, *value; bool device; unsigned drop; } choices[] = {
-        {"engram", "host", false, 0},
-        {"engram", "device", true, 0},
-        {"drop", "dspark", false, BL_DROP_DSPARK},
-        {"drop", "vision", false, BL_DROP_VISION},
-        {"drop", "dspark+vision", false, BL_DROP_DSPARK | BL_DROP_VISION}};
-    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        if (strcmp(choices[i].key, key) || strcmp(choices[i].value, value)) continue;
-        r->o.engram_device |= choices[i].device;
-        r->o.drop |= choices[i].drop;
-        return true;
-    }
-    return false;
-}
-
-static bool read_number(request *r, const char *key, const char *value)
-{
-    uint64_t context = 0, batch = 0;
-    const struct { const char *key; uint64_t *at, least, most; } numbers[] = {
-        {"tp", &r->tp, 1, BL_MAX_RANKS},     {"ep", &r->ep, 1, BL_MAX_RANKS}, {"pp", &r->pp, 1, BL_MAX_RANKS},
-        {"hbm", &r->o.memory, 1, (uint64_t)1 << 50}, {"reserve", &r->o.reserve, 0, (uint64_t)1 << 50},
-        {"context", &context, 1, 1000000000}, {"batch", &batch, 1, 1000000}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strcmp(numbers[i].key, key)) continue;
-        if (cli_parse_size(value, numbers[i].at) || *numbers[i].at < numbers[i].least || *numbers[i].at > numbers[i].most) return false;
-        if (context) r->o.context = (int64_t)context;
-        if (batch) r->o.batch = (int64_t)batch;
-        return true;
-    }
-    return read_choice(r, key, value);
-}
-
 /* -1, or the exit status of a wrong one. */
 static int read_request(const cli_command *cmd, const char *text, request *r)
 {
-    *r = (request){.o = {.reserve = NOT_GIVEN, .batch = 1}};
-    char *copy = strdup(text), *next = copy;
-    int rc = copy ? -1 : cli_report(cmd->program, BL_E_NOMEM, NULL);
-    while (next && rc < 0) {
-        char *key = strsep(&next, ","), *value = key + strcspn(key, "=");
-        if (*value) *value++ = 0;
-        if (!read_number(r, key, value))
-            rc = cli_usage_error(cmd, "--fit: '%.40s=%.40s' is not one of tp=N, ep=N, pp=N, hbm=SIZE, context=N, batch=N, reserve=SIZE, "
-                                      "engram=host|device, drop=dspark|vision|dspark+vision", key, value);
-    }
-    free(copy);
+    static const char *const engrams[] = {"host", "device", NULL};
+    static const char *const drops[] = {"dspark", "vision", "dspark+vision", NULL}; /* at BL_DROP_ bits, less 1 */
+    int engram = 0, drop = -1;
+    *r = (request){.o = {.reserve = CLI_UNSET_SIZE, .batch = 1}};
+    char *copy = strdup(text);
+    const cli_option keys[] = {
+        {"tp", CLI_INT(1, BL_MAX_RANKS), &r->tp, "N", NULL},
+        {"ep", CLI_INT(1, BL_MAX_RANKS), &r->ep, "N", NULL},
+        {"pp", CLI_INT(1, BL_MAX_RANKS), &r->pp, "N", NULL},
+        {"hbm", CLI_SIZE(1, CLI_SIZE_MOST), &r->o.memory, "SIZE", NULL},
+        {"context", CLI_COUNT(1, 1000000000), &r->o.context, "N", NULL},
+        {"batch", CLI_COUNT(1, 1000000), &r->o.batch, "N", NULL},
+        {"reserve", CLI_SIZE(0, CLI_SIZE_MOST), &r->o.reserve, "SIZE", NULL},
+        {"engram", CLI_WORD(engrams), &engram, "host|device", NULL},
+        {"drop", CLI_WORD(drops), &drop, "dspark|vision|dspark+vision", NULL},
+        CLI_END};
+    if (!copy) return cli_report(cmd->program, BL_E_NOMEM, NULL);
+    int rc = cli_parse_keys(cmd, "fit", copy, keys);
+    free(copy); /* only numbers and words were taken from it */
+    r->o.engram_device = engram == 1;
+    r->o.drop = (unsigned)(drop + 1);
     if (rc < 0 && !r->o.memory) rc = cli_usage_error(cmd, "--fit needs hbm=SIZE, the memory of one device, such as hbm=141G");
     return rc;
 }
@@ -264,7 +239,7 @@ static int answer(const cli_command *cmd, const bl_checkpoint *c, request *r, co
     if (!c->has_config && p->count) return cli_report(cmd->program, BL_E_INPUT, &p->first);
     bl_status s = bl_fit_open(&m, c, arena, &err);
     if (s == BL_OK && !r->o.context) r->o.context = m.serves ? c->config.max_position_embeddings : 1;
-    if (s == BL_OK && r->o.reserve == NOT_GIVEN) r->o.reserve = m.serves ? 0 : UNKNOWN_SCRATCH;
+    if (s == BL_OK && r->o.reserve == CLI_UNSET_SIZE) r->o.reserve = m.serves ? 0 : UNKNOWN_SCRATCH;
     if (s == BL_OK && one) s = bl_fit_try(&m, &r->o, (int)r->tp, (int)r->ep, (int)r->pp, arena, &asked, &err);
     if (s == BL_OK) s = bl_fit_search(&m, &r->o, arena, &list, &count, &err);
     if (s != BL_OK) return cli_report(cmd->program, s, &err);

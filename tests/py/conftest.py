@@ -23,7 +23,7 @@ class Result:
 def run(*args, timeout=300, env=None, **kw):
     """Run BUILD/tools/PROGRAM with the rest of the arguments; text in and out."""
     program, *rest = [str(a) for a in args]
-    if DEVICE and rest[:1] in (["logits"], ["generate"]):
+    if DEVICE and rest[:1] in (["logits"], ["generate"]) and "--device" not in rest:
         rest += ["--device", DEVICE]
     done = subprocess.run([str(BUILD / "tools" / program), *rest], capture_output=True, text=True, timeout=timeout, env=env, **kw)
     return Result(done)

@@ -152,8 +152,8 @@ def test_random_sizes(baleen, packed, tmp_path, seed):
     size, align, how = int(2 ** rng.uniform(12, 22)), 2 ** rng.randrange(0, 13), rng.choice(["alone", "slice"])
     host = rng.choice(["none", "engram", "engram,dspark", "dspark"])
     src = rng.choice([DEMO, packed])
-    options = ["--size", str(size), "--align", str(align), "--oversize", how, "--host-owned", host]
-    r = baleen("bucket", src, tmp_path / "out", *options, "--json")
+    options = ["--size", str(size), "--align", str(align), "--host-owned", host]
+    r = baleen("bucket", src, tmp_path / "out", *options, "--oversize", how, "--json")
     if r.rc == 2 and how == "slice":
         assert re.search(r"several weights must travel together|a vector is not cut|rows that share a scale", r.err), r.err
         assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ from serving import Server
 
 USAGE = [
     (["--port", "70000"], "--port"), (["--port", "x"], "--port"), (["--port"], "--port"), (["--port", "0x10"], "--port"), (["--bogus"], "--bogus"),
-    (["a", "b"], "'b'"), ([""], "empty"), (["--host", ""], "host ''"), (["--max-requests", "0"], "--max-requests"),
+    (["a", "b"], "'b'"), ([""], "empty"), (["--host", ""], "--host"), (["--max-requests", "0"], "--max-requests"),
     (["--max-requests", "9" * 20], "--max-requests"), (["--max-queue", "-1"], "--max-queue"), (["--timeout", "nan"], "--timeout"),
     (["--timeout", "0"], "--timeout"), (["--drain", "inf"], "--drain"), (["--ping", "0"], "--ping"), (["--api-key", ""], "--api-key"),
     (["--max-body", "0"], "--max-body"), (["--max-body", str(2**62)], "--max-body"), (["--model-name", "a\nb"], "--model-name"),

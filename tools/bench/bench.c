@@ -51,22 +51,20 @@ int bench_begin(bench *b, cli_command *c, const cli_option *own, int argc, char 
     b->state = calloc(1, sizeof *b->state);
     if (!b->state) return cli_report(c->program, bl_fail(NULL, BL_E_NOMEM, NULL, NULL, -1, "out of memory"), NULL);
     b->program = c->program;
+    b->cpu = bl_cpu_detect();
     b->rounds = b->rounds ? b->rounds : 21;
     const cli_option common[] = {
-        {"threads", CLI_INT, &b->threads, "N", "threads (default: one, then all CPUs of this process)"},
-        {"rounds", CLI_INT, &b->rounds, "N", "rounds in which all subjects take turns"},
-        {"cpu", CLI_STRING, &b->level, "LEVEL", "kernels up to c, avx2, avx512, avx512bf16, neon (default: native)"},
+        {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &b->threads, "N", "threads (default: one, then all CPUs of this process)"},
+        {"rounds", CLI_INT(1, 10000), &b->rounds, "N", "rounds in which all subjects take turns"},
+        {"cpu", CLI_CPU, &b->cpu, "LEVEL", "kernels up to c, avx2, avx512, avx512bf16, neon (default: native)"},
         {"json", CLI_FLAG, &b->json, NULL, "print one JSON document"},
-        {NULL, 0, NULL, NULL, NULL},
+        CLI_END,
     };
     int n = 0;
     for (; own && own[n].name; n++) b->state->options[n] = own[n];
     memcpy(b->state->options + n, common, sizeof common);
     c->options = b->state->options;
     int done = cli_parse(c, argc, argv, args, count);
-    if (done < 0 && (b->rounds < 1 || b->rounds > 10000)) done = cli_usage_error(c, "--rounds must be 1 to 10000");
-    if (done < 0 && (b->threads < 0 || b->threads > 4096)) done = cli_usage_error(c, "--threads must be 1 to 4096");
-    if (done < 0 && cli_cpu(c, b->level, &b->cpu)) done = 2;
     if (done < 0) return -1;
     free(b->state);
     b->state = NULL;

@@ -141,10 +141,11 @@ int bench_bucket(int argc, char **argv)
     if (!bb) return cli_report("baleen bench bucket", bl_fail(NULL, BL_E_NOMEM, NULL, NULL, -1, "out of memory"), NULL);
     *bb = (bucket_bench){.b = &b, .bucket_bytes = (uint64_t)512 << 20};
     const cli_option own[] = {
-        {"size", CLI_SIZE, &bytes, "SIZE", "of the checkpoint, made with synth --preset wide (default 3GB; not below 2.3)"},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &bytes, "SIZE",
+         "of the checkpoint, made with synth --preset wide (default 3GB; not below 2.3)"},
         {"source", CLI_STRING, &source, "PATH", "use this checkpoint instead"},
-        {"bucket-size", CLI_SIZE, &bb->bucket_bytes, "SIZE", "of the buckets (default 512MiB)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"bucket-size", CLI_SIZE(1, CLI_SIZE_MOST), &bb->bucket_bytes, "SIZE", "of the buckets (default 512MiB)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench bucket", .usage = "DIR [options]", .min_args = 1, .max_args = 1,
                      .summary = "Deals a checkpoint to weight-sync buckets in DIR (/dev/shm: what CPUs allow), beside copying in memory."};
@@ -153,8 +154,7 @@ int bench_bucket(int argc, char **argv)
         bl_error err = {0};
         bb->folder = args[0];
         cli_catch_signals();
-        done = bench_end(&b, bb->bucket_bytes ? body(bb, source, bytes, &err)
-                                              : bl_fail(&err, BL_E_USAGE, NULL, "--bucket-size", -1, "must be above 0"), &err);
+        done = bench_end(&b, body(bb, source, bytes, &err), &err);
     }
     free(bb);
     return done;

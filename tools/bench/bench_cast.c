@@ -189,8 +189,8 @@ int bench_cast(int argc, char **argv)
     const char *args[8];
     int count;
     const cli_option own[] = {
-        {"size", CLI_SIZE, &bytes, "SIZE", "of the bf16 output (default 256MiB)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &bytes, "SIZE", "of the bf16 output (default 256MiB)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench cast", .usage = "[options]",
                      .summary = "Casts fp4 and fp8 weights to bf16 and back in memory and compares with the copy rate of the same run.",

@@ -32,8 +32,8 @@ int bench_ceilings(int argc, char **argv)
     int count;
     const cli_option own[] = {
         {"disk", CLI_STRING, &folder, "DIR", "also write a file in DIR (default: no disk)"},
-        {"size", CLI_SIZE, &bytes, "SIZE", "of that file (default 1GB)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &bytes, "SIZE", "of that file (default 1GB)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench ceilings", .usage = "[options]",
                      .summary = "Measures what this machine can do: the ceilings that every other benchmark is held against."};

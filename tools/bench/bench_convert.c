@@ -241,12 +241,13 @@ int bench_convert(int argc, char **argv)
     if (!cb) return cli_report("baleen bench convert", bl_fail(NULL, BL_E_NOMEM, NULL, NULL, -1, "out of memory"), NULL);
     *cb = (convert_bench){.b = &b, .writer_bytes = 3000000000u};
     const cli_option own[] = {
-        {"size", CLI_SIZE, &bytes, "SIZE", "of the checkpoint, made with synth --preset wide (default 3GB; not below 2.3)"},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &bytes, "SIZE",
+         "of the checkpoint, made with synth --preset wide (default 3GB; not below 2.3)"},
         {"source", CLI_STRING, &source, "PATH", "convert this checkpoint instead"},
-        {"writer-size", CLI_SIZE, &cb->writer_bytes, "SIZE", "what the plain writer writes (default 3GB)"},
+        {"writer-size", CLI_SIZE(1, CLI_SIZE_MOST), &cb->writer_bytes, "SIZE", "what the plain writer writes (default 3GB)"},
         {"only", CLI_STRING, &cb->only, "LIST", "subjects to run, separated by commas (default: all)"},
         {"cold", CLI_FLAG, &cb->cold, NULL, "drop the source from the page cache before each run"},
-        {NULL, 0, NULL, NULL, NULL},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench convert", .usage = "DIR [options]", .min_args = 1, .max_args = 1, .details = details,
                      .summary = "Converts a checkpoint to DIR beside what its disk takes from a program that only writes."};

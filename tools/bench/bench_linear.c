@@ -199,10 +199,10 @@ int bench_linear(int argc, char **argv)
     const char *args[8];
     int count;
     const cli_option own[] = {
-        {"size", CLI_SIZE, &size, "SIZE", "of the weights that few tokens pass through (default 192MiB)"},
-        {"tokens", CLI_INT, &few, "N", "tokens of the first set, 1 to 64, 0 to leave it out (default 1)"},
-        {"prefill", CLI_INT, &many, "N", "tokens of the second set, 1 to 1024, 0 to leave it out (default 512)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"size", CLI_SIZE(1, CLI_SIZE_MOST), &size, "SIZE", "of the weights that few tokens pass through (default 192MiB)"},
+        {"tokens", CLI_INT(0, FEW_MAX), &few, "N", "tokens of the first set, 1 to 64, 0 to leave it out (default 1)"},
+        {"prefill", CLI_INT(0, MANY_MAX), &many, "N", "tokens of the second set, 1 to 1024, 0 to leave it out (default 512)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench linear", .usage = "[options]",
                      .summary = "Products of real shapes on weights in their stored codes, beside the floors of the same run.",
@@ -210,10 +210,6 @@ int bench_linear(int argc, char **argv)
                                 "pairs where the level has vdpbf16ps. '--cpu c' measures the C reference.\n"};
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
-    if (few < 0 || few > FEW_MAX || many < 0 || many > MANY_MAX) {
-        bench_end(&b, BL_OK, NULL);
-        return cli_usage_error(&c, "--tokens must be 0 to %d, --prefill 0 to %d", FEW_MAX, MANY_MAX);
-    }
     bl_error err = {0};
     if (size < (size_t)176 << 20) size = (size_t)176 << 20; /* the largest of the shapes */
     return bench_end(&b, body(&b, size, few, many, &err), &err);

@@ -68,11 +68,13 @@ static bl_status measure(bench *b, load_run *runs, const char *path, bl_access a
 int bench_load(int argc, char **argv)
 {
     bench b = {.rounds = 5};
-    const char *access = "auto", *args[1];
+    const char *args[1];
+    int access = BL_ACCESS_AUTO;
     int count;
     const cli_option own[] = {
-        {"access", CLI_STRING, &access, "HOW", "auto: past the page cache what is not in it; mmap, pread: through it (default auto)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"access", CLI_WORD(cli_accesses), &access, "HOW",
+         "auto: past the page cache what is not in it; mmap, pread: through it (default auto)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench load", .usage = "[MODEL] [options]", .max_args = 1,
                      .summary = "Load a model's weights to the GPU, beside a copy from pinned memory.",
@@ -81,10 +83,9 @@ int bench_load(int argc, char **argv)
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
     bl_error err = {0};
-    bl_access how = BL_ACCESS_AUTO;
-    bl_status s = cli_access(&c, access, &how) ? bl_fail(&err, BL_E_USAGE, NULL, "--access", -1, "is not known") : BL_OK;
     load_run *runs = bench_record(&b, 2 * sizeof *runs);
-    if (s == BL_OK) s = runs ? measure(&b, runs, count ? args[0] : cli_default_model(), how, &err) : BL_E_NOMEM;
+    bl_status s = runs ? measure(&b, runs, count ? args[0] : cli_default_model(), (bl_access)access, &err)
+                       : bl_fail(&err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     if (runs) discard(&runs[0]), discard(&runs[1]);
     return bench_end(&b, s, &err);
 }

@@ -91,6 +91,9 @@ static bl_status body(bench *b, const plan *p, bl_error *err)
 {
     int counts[2], n = bench_thread_counts(b, counts);
     slice *s;
+    if (p->roles[strspn(p->roles, "wepqsrf")] || strlen(p->roles) > SLICE_ROLES)
+        return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "--roles takes up to %d of the letters w e p q s r f, not '%.80s'", SLICE_ROLES,
+                       p->roles);
     BL_TRY(bench_threads(b, counts[n - 1], err));
     BL_TRY(slice_create(&s, b, p->device, p->roles, p->expert_bytes, p->vocab, &p->table, err));
     bl_status status = measure(b, s, p, err);
@@ -103,17 +106,17 @@ int bench_decode(int argc, char **argv)
     bench b = {.rounds = 21};
     plan p = {.what = "decode", .roles = "wepqsrf", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 1, .length = 4096,
               .sequences = 1, .decode = true, .table = {26000000, BL_ENGRAM_AUTO}};
-    const char *args[8], *device = NULL, *engram = "mapped";
-    int count;
+    const char *args[8];
+    int count, device = BL_DEVICE_CPU, engram = BL_ENGRAM_MAPPED;
     const cli_option own[] = {
-        {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
-        {"length", CLI_INT, &p.length, "N", "tokens in the cache, 0 to 1000000 (default 4096)"},
+        {"experts", CLI_SIZE(1, CLI_SIZE_MOST), &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
+        {"length", CLI_INT(0, 1000000), &p.length, "N", "tokens in the cache, 0 to 1000000 (default 4096)"},
         {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f (default wepqsrf: one of each)"},
-        {"batch", CLI_INT, &p.sequences, "N", "sequences, 1 to 64, a token each (default 1)"},
-        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
-        {"table", CLI_SIZE, &p.table.bytes, "SIZE", "of an Engram table (default 26MB)"},
-        {"engram", CLI_STRING, &engram, "WHERE", "on a GPU: table on the device, host or mapped (default mapped)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"batch", CLI_INT(1, SLICE_SEQUENCES), &p.sequences, "N", "sequences, 1 to 64, a token each (default 1)"},
+        {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
+        {"table", CLI_SIZE(1, CLI_SIZE_MOST), &p.table.bytes, "SIZE", "of an Engram table (default 26MB)"},
+        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE", "on a GPU: table on the device, host or mapped (default mapped)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench decode", .usage = "[options]",
                      .summary = "One token through layers of the released widths, beside the read rate.",
@@ -122,13 +125,9 @@ int bench_decode(int argc, char **argv)
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
     bl_error err = {0};
-    bl_status s = BL_OK;
-    if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
-    else if (cli_engram(&c, engram, &p.table.place)) s = bl_fail(&err, BL_E_USAGE, NULL, "--engram", -1, "is not known");
-    else if (p.length < 0 || p.length > 1000000) s = bl_fail(&err, BL_E_USAGE, NULL, "--length", -1, "takes 0 to 1000000");
-    else if (p.sequences < 1 || p.sequences > SLICE_SEQUENCES)
-        s = bl_fail(&err, BL_E_USAGE, NULL, "--batch", -1, "takes 1 to %d", SLICE_SEQUENCES);
-    return bench_end(&b, s == BL_OK ? body(&b, &p, &err) : s, &err);
+    p.device = (bl_device)device;
+    p.table.place = (bl_engram_place)engram;
+    return bench_end(&b, body(&b, &p, &err), &err);
 }
 
 int bench_prefill(int argc, char **argv)
@@ -136,15 +135,15 @@ int bench_prefill(int argc, char **argv)
     bench b = {.rounds = 3};
     plan p = {.what = "prefill", .roles = "pq", .expert_bytes = (uint64_t)3 << 30, .vocab = 4096, .tokens = 512, .sequences = 1,
               .table = {26000000, BL_ENGRAM_AUTO}};
-    const char *args[8], *device = NULL;
-    int count;
+    const char *args[8];
+    int count, device = BL_DEVICE_CPU;
     const cli_option own[] = {
-        {"experts", CLI_SIZE, &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
-        {"tokens", CLI_INT, &p.tokens, "N", "of the prompt, 1 to 8192 (default 512)"},
-        {"length", CLI_INT, &p.length, "N", "tokens in the cache before, 0 to 1000000 (default 0)"},
+        {"experts", CLI_SIZE(1, CLI_SIZE_MOST), &p.expert_bytes, "SIZE", "memory of routed experts (default 3GiB)"},
+        {"tokens", CLI_INT(1, BL_PASS_TOKENS_GPU), &p.tokens, "N", "of the prompt, 1 to 8192 (default 512)"},
+        {"length", CLI_INT(0, 1000000), &p.length, "N", "tokens in the cache before, 0 to 1000000 (default 0)"},
         {"roles", CLI_STRING, &p.roles, "LETTERS", "layers: w e p q s r f, see bench decode (default pq)"},
-        {"device", CLI_STRING, &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu or cuda (default cpu)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench prefill", .usage = "[options]",
                      .summary = "A prompt through layers of the released widths, beside the multiply-add peak.",
@@ -152,9 +151,6 @@ int bench_prefill(int argc, char **argv)
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done >= 0) return done;
     bl_error err = {0};
-    bl_status s = BL_OK;
-    if (cli_device(&c, device, &p.device)) s = bl_fail(&err, BL_E_USAGE, NULL, "--device", -1, "is not known");
-    else if (p.tokens < 1 || p.tokens > BL_PASS_TOKENS_GPU || p.length < 0 || p.length > 1000000)
-        s = bl_fail(&err, BL_E_USAGE, NULL, "--tokens", -1, "takes 1 to %d, --length 0 to 1000000", BL_PASS_TOKENS_GPU);
-    return bench_end(&b, s == BL_OK ? body(&b, &p, &err) : s, &err);
+    p.device = (bl_device)device;
+    return bench_end(&b, body(&b, &p, &err), &err);
 }

@@ -124,7 +124,7 @@ int bench_scan(int argc, char **argv)
     int count;
     const cli_option own[] = {
         {"source", CLI_STRING, &source, "PATH", "read this checkpoint (default: headers of the released shape, made for it)"},
-        {NULL, 0, NULL, NULL, NULL},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench scan", .usage = "[DIR] [options]", .max_args = 1,
                      .summary = "Reads the headers and the index of a model. They are made in DIR (default /tmp), with no weights behind "

@@ -107,12 +107,12 @@ int bench_start(int argc, char **argv)
     static const char details[] = "Every start opens the model anew; its files stay in the page cache, so that this is a warm start.\n";
     bench b = {.rounds = 9};
     int64_t prompt = 16;
-    const char *check = "fast", *args[1];
-    int count;
+    const char *args[1];
+    int count, check = BL_CHECK_FAST;
     const cli_option own[] = {
-        {"prompt-tokens", CLI_INT, &prompt, "N", "tokens in the prompt (default 16)"},
-        {"check", CLI_STRING, &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
-        {NULL, 0, NULL, NULL, NULL},
+        {"prompt-tokens", CLI_INT(1, MAX_PROMPT), &prompt, "N", "tokens in the prompt (default 16)"},
+        {"check", CLI_WORD(cli_checks), &check, "LEVEL", "what is proven at start: none, fast or full (default fast)"},
+        CLI_END,
     };
     cli_command c = {.program = "baleen bench start", .usage = "[MODEL] [options]", .details = details, .max_args = 1,
                      .summary = "Measure the time from nothing to the first token over HTTP."};
@@ -122,14 +122,10 @@ int bench_start(int argc, char **argv)
     bl_error_clear(&err);
     start_run *r = bench_record(&b, sizeof *r);
     bl_status s = r ? BL_OK : bl_fail(&err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    bl_check level = BL_CHECK_FAST;
-    if (cli_check(&c, check, &level)) s = bl_fail(&err, BL_E_USAGE, NULL, "--check", -1, "is not known");
-    if (s == BL_OK && (prompt < 1 || prompt > MAX_PROMPT))
-        s = bl_fail(&err, BL_E_USAGE, NULL, "--prompt-tokens", -1, "takes 1 to %d", MAX_PROMPT);
     if (s == BL_OK) {
         r->path = count ? args[0] : cli_default_model();
         r->count = prompt;
-        r->options = (bl_model_options){.check = level, .cpu = b.cpu, .need_tokenizer = true};
+        r->options = (bl_model_options){.check = (bl_check)check, .cpu = b.cpu, .need_tokenizer = true};
         s = measure(&b, r, &err);
         end_start(r);
         bl_model_close(&r->open);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROLES = 64, CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_WIDTH = 256, TEMPLATE = 1 << 20 };
+enum { CLASSES = 1000, ORDER = 4, COLUMNS = 24, TABLE_WIDTH = 256, TEMPLATE = 1 << 20 };
 
 struct slice {
     bl_model *model;

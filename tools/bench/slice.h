@@ -7,7 +7,7 @@
 
 typedef struct slice slice;
 
-enum { SLICE_SEQUENCES = 64 };
+enum { SLICE_SEQUENCES = 64, SLICE_ROLES = 64 };
 
 /* What a step of some tokens costs: the least that must be read (each weight once, of the experts as many as the tokens choose on
  * average), and multiply-adds of weights (two FLOP each). Attention is not counted. */
