@@ -219,14 +219,27 @@ static char *file_in(const char *folder, const bl_checkpoint *c)
     return path;
 }
 
-/* Can a file be made at path? Better to know before hours of reading than after. */
-static bl_status check_place(const char *path, bl_error *err)
+/* Is folder the one of c, or below it, wherever links lead? */
+static bool inside(const char *folder, const bl_checkpoint *c)
+{
+    char *here = realpath(folder, NULL), *model = realpath(c->path, NULL);
+    size_t n = model ? strlen(model) : 0;
+    bool in = here && n && !strncmp(here, model, n) && (!here[n] || here[n] == '/' || model[n - 1] == '/');
+    free(here);
+    free(model);
+    return in;
+}
+
+/* Can a file be made at path, and is that another place than c's? Better to know before hours of reading than after. */
+static bl_status check_place(const char *path, const bl_checkpoint *c, bl_error *err)
 {
     const char *slash = strrchr(path, '/');
     char *folder = !slash ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
-    bl_status s = !folder                              ? nomem(err)
+    bl_status s = !folder                            ? nomem(err)
                   : access(folder, W_OK | X_OK) != 0 ? bl_fail_errno(err, errno, 0, path, "cannot write the cache")
-                                                       : BL_OK;
+                  : inside(folder, c)
+                      ? bl_fail(err, BL_E_USAGE, path, NULL, -1, "a cache cannot lie in the folder that it is about")
+                      : BL_OK;
     free(folder);
     return s;
 }
@@ -243,7 +256,7 @@ bl_status bl_proven_open(bl_proven **out, const char *path, const bl_checkpoint 
     clock_gettime(CLOCK_REALTIME, &t);
     p->opened = ns(t);
     p->path = stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? file_in(path, c) : strdup(path);
-    bl_status s = p->path ? check_place(p->path, err) : nomem(err);
+    bl_status s = p->path ? check_place(p->path, c, err) : nomem(err);
     if (s == BL_OK) {
         s = name_model(c, p->model, err);
     }

@@ -20,7 +20,8 @@
 typedef struct bl_proven bl_proven;
 
 /* Open the cache at path: a file, there or to be made, or a folder that gets a file for each model's. What is there and cannot be used is
- * ignored, and *note (one sentence, in the cache) says why; else *note is NULL. BL_E_IO: it could not be written at the end either. */
+ * ignored, and *note (one sentence, in the cache) says why; else *note is NULL. BL_E_IO: it could not be written at the end either.
+ * BL_E_USAGE: it would lie in c's folder. */
 bl_status bl_proven_open(bl_proven **out, const char *path, const bl_checkpoint *c, const char **note, bl_error *err);
 /* Nulls *p; NULL is fine. */
 void bl_proven_close(bl_proven **p);

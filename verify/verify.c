@@ -194,7 +194,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
     }
     if (full && level >= 3 && s->c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_gather(f, s->c, &s->arena, &s->witnesses, err));
-        if (f->o->hub && s->witnesses.unrecorded && !hub_knows(&s->witnesses)) {
+        if (f->o->hub && s->witnesses.unrecorded && !s->witnesses.damaged && !hub_knows(&s->witnesses)) {
             bl_find(f, 3, s->c->path, NULL, -1, -1, "has no records of the Hugging Face client: there is nothing to compare with");
         }
         s->scan.witnesses = &s->witnesses;

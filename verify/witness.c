@@ -187,9 +187,13 @@ static bl_status hub_record(gatherer *g, const char *name, uint64_t size, bool i
     if (hopeless(g, name, size) || (!asked && (in_sums || g->c->kind == BL_SOURCE_PACKED))) {
         return BL_OK;
     }
-    r = bl_hub_find(g->c->path, name);
+    bl_error flaw = {0};
+    r = bl_hub_find(g->c->path, name, &flaw);
     bl_witness key = {.name = name}, *w = NULL;
-    if (r.kind != BL_HUB_NONE) {
+    if (r.kind == BL_HUB_DAMAGED) {
+        g->out->damaged++;
+        bl_find(g->f, 3, flaw.path, NULL, -1, -1, "%s", flaw.message);
+    } else if (r.kind != BL_HUB_NONE) {
         w = in_sums && g->from_sums ? bsearch(&key, g->out->items, g->from_sums, sizeof *w, by_name) : NULL;
         BL_TRY(w ? BL_OK : add(g, name, &w, err));
         w->hub = r;

@@ -30,6 +30,7 @@ typedef struct bl_witnesses {
     size_t bytes;
     bool unread; /* there is one, but it cannot */
     size_t unrecorded; /* files that the Hugging Face client has no record of, when that was asked for */
+    size_t damaged;    /* its records that are not whole: reported */
 } bl_witnesses;
 
 /* Read SHA256SUMS of c's folder, once: what is proven and what is signed are then the same bytes. One that cannot be read is found at

@@ -414,6 +414,55 @@ def test_hub_without_records(baleen, made, tmp_path):
     findings(baleen("verify", made["packed"], "--hub"), "no records")
 
 
+DAMAGE = {"cut": (lambda t: t[:-5], "three lines"), "empty": (lambda t: "", "three lines"),
+          "one line": (lambda t: t.split("\n")[0], "three lines"),
+          "more": (lambda t: t + "more", "three lines"), "short": (lambda t: t.replace("\n", "\n0", 1), "second line"),
+          "digits": (lambda t: t.replace(t.split("\n")[1], "g" * 64), "second line"),
+          "swapped": (lambda t: "\n".join(t.split("\n")[1::-1] + ["1", ""]), "second line"),
+          "revision": (lambda t: t[8:], "names no revision"),
+          "time": (lambda t: t.replace("1.0", "1.0x"), "no time"), "huge": (lambda t: t * 99, ""),
+          "zeros": (lambda t: "\0" * len(t), "no text"), "json": (lambda t: '{"etag": "' + t + '"}', "")}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_hub_record_that_is_damaged(baleen, tmp_path, how):
+    d = copy(tmp_path, DEMO)
+    record = d / ".cache" / "huggingface" / "download" / "tokenizer.json.metadata"
+    record.parent.mkdir(parents=True)
+    data = (d / "tokenizer.json").read_bytes()
+    text = f"revision\n{hashlib.sha1(b'blob %d' % len(data) + bytes(1) + data).hexdigest()}\n1.0\n"
+    record.write_text(text.replace("\n", "\r\n"))
+    holds(baleen("verify", d, "--hub"))
+    change, says = DAMAGE[how]
+    record.write_text(change(text))
+    for more in ([], ["--hub"]):
+        assert len(findings(baleen("verify", d, *more), "tokenizer.json.metadata", "damaged record", says)) == 1
+
+
+def test_hub_records_that_cannot_be_read_or_are_none(baleen, tmp_path):
+    d = copy(tmp_path, DEMO)
+    record = d / ".cache" / "huggingface" / "download" / "tokenizer.json.metadata"
+    record.mkdir(parents=True)
+    findings(baleen("verify", d), "tokenizer.json.metadata", "damaged record")
+    record.rmdir()
+    record.symlink_to("nothing")
+    findings(baleen("verify", d), "tokenizer.json.metadata", "damaged record")
+    shutil.rmtree(d / ".cache")
+    snap = hub_folder(tmp_path)
+    link = snap / "tokenizer.json"
+    blob = link.resolve()
+    link.unlink()
+    blob.rename(blob.with_name(blob.name[:-2]))
+    link.symlink_to(os.path.relpath(blob.with_name(blob.name[:-2]), snap))
+    lines = findings(baleen("verify", snap), "tokenizer.json", "damaged record", "links to a blob")
+    assert len(lines) == 1
+    link.unlink()
+    (tmp_path / "other").mkdir()
+    shutil.copy(DEMO / "tokenizer.json", tmp_path / "other")
+    link.symlink_to(tmp_path / "other" / "tokenizer.json")  # somebody's own
+    holds(baleen("verify", snap))
+
+
 def test_hub_of_a_packed_model(baleen, made, tmp_path):
     """As it comes back from a repository of one's own."""
     d = copy(tmp_path, made["packed"])

@@ -212,3 +212,21 @@ def test_a_place_that_cannot_be_written(settled, tmp_path):
     assert r.rc == 4 and r.err.count("\n") == 1 and "cache" in r.err
     r = run("baleen", "verify", next((settled / "bf16").glob("*.safetensors")), "--cache", tmp_path / "c")
     assert r.rc == 2 and r.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["packed", "bf16"])
+def test_a_place_in_the_model(settled, tmp_path, kind):
+    """There it would be an unlisted file of the model."""
+    model = settled / kind
+    before = sorted(p.name for p in model.rglob("*"))
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "beside").mkdir()
+    places = [model / "cache", model, model / ".cache", tmp_path / "link" / "c", tmp_path / "beside" / ".." / "link" / "c"]
+    places = [(model, p) for p in places + [p for p in model.iterdir() if p.is_dir()]] + [(tmp_path / "link", model / "c")]
+    for path, place in places:
+        r = run("baleen", "verify", path, "--cache", place)
+        assert r.rc == 2 and r.err.count("\n") == 1 and "cannot lie in the folder" in r.err, (place, r.err)
+    r = run("baleen", "verify", ".", "--cache", "c", cwd=model)
+    assert r.rc == 2 and "cannot lie in the folder" in r.err
+    assert run("baleen", "verify", model, "--cache", str(model) + "-cache").rc == 0  # its name begins alike
+    assert sorted(p.name for p in model.rglob("*")) == before
