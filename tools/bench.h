@@ -93,6 +93,8 @@ bl_status bench_dot_ceiling(bench *b, bench_subject *s, bl_error *err);
 bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* A copy from pinned host memory to the current GPU. */
 bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err);
+/* Measure kernels of the GPU backend, each beside its ceiling. */
+bl_status bench_device_kernels(bench *b, bl_error *err);
 /* A plain writer: one file of bytes in folder, large sequential writes from reused memory, fsync. direct: O_DIRECT where the
  * file system has it. */
 bl_status bench_disk_ceiling(bench *b, bench_subject *s, const char *folder, uint64_t bytes, bool direct, bl_error *err);

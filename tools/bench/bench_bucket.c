@@ -148,7 +148,7 @@ int bench_bucket(int argc, char **argv)
         CLI_END,
     };
     cli_command c = {.program = "baleen bench bucket", .usage = "DIR [options]", .min_args = 1, .max_args = 1,
-                     .summary = "Deals a checkpoint to weight-sync buckets in DIR (/dev/shm: what CPUs allow), beside copying in memory."};
+                     .summary = "Deals a checkpoint to weight-sync buckets in DIR (/dev/shm: what the CPUs allow), beside copying in memory."};
     int done = bench_begin(&b, &c, own, argc, argv, args, &count);
     if (done < 0) {
         bl_error err = {0};

@@ -201,7 +201,7 @@ static bl_status add_product(bench *b, bench_subject *s, bl_error *err)
     return finish(err);
 }
 
-static bl_status body(bench *b, bl_error *err)
+bl_status bench_device_kernels(bench *b, bl_error *err)
 {
     bench_subject s[6];
     uint16_t *out = device_bytes((size_t)CAST_ROWS * COLS * 2, 0);
@@ -213,18 +213,4 @@ static bl_status body(bench *b, bl_error *err)
     BL_TRY(add_product(b, &s[4], err));
     BL_TRY(add_attend(b, &s[5], 4, err));
     return bench_run(b, "kernels on the GPU", s, 6, err);
-}
-
-int bench_device(int argc, char **argv)
-{
-    bench b = {.rounds = 21};
-    const char *args[1];
-    int count;
-    cli_command c = {.program = "baleen bench device", .usage = "[options]",
-                     .summary = "Kernels of the GPU backend at the released sizes, beside its copy rate or its products.",
-                     .details = "A step of selection is scoring and choosing for four sequences; the floor is reading their keys.\n"};
-    const int done = bench_begin(&b, &c, NULL, argc, argv, args, &count);
-    if (done >= 0) return done;
-    bl_error err = {0};
-    return bench_end(&b, body(&b, &err), &err);
 }
