@@ -92,6 +92,8 @@ void bl_api_metrics(bl_server *s, bl_exchange *x)
     bl_metric_write(&t, "baleen:http_answers_4xx_total", "counter", "HTTP answers that blame the client.", model, (double)h.answers[4]);
     bl_metric_write(&t, "baleen:http_answers_5xx_total", "counter", "HTTP answers that do not.", model, (double)h.answers[5]);
     bl_metric_write(&t, "baleen:http_hang_ups_total", "counter", "Clients that left before their answer.", model, (double)h.hang_ups);
+    bl_metric_write(&t, "baleen:http_displaced_total", "counter", "Idle connections closed to make room for others.", model,
+                    (double)h.displaced);
     bl_metric_write(&t, "baleen:http_connections", "gauge", "Open connections.", model, h.connections);
     bl_metric_write(&t, "baleen:uptime_seconds", "gauge", "Seconds since the start.", model, bl_clock() - s->started);
     bl_exchange_answer(x, 200, "text/plain; version=0.0.4; charset=utf-8", &t, NULL, NULL);
@@ -141,8 +143,9 @@ void bl_api_server_info(bl_server *s, bl_exchange *x)
     const bl_server_options *o = &s->options;
     bl_text_puts(&t, "{\"version\":\"" BL_VERSION "\",\"served_model_name\":");
     bl_text_quote(&t, o->model_name, strlen(o->model_name));
-    put(&t, ",\"max_model_len\":%lld,\"max_requests\":%d,\"max_queue\":%d,\"max_body\":%llu,\"step_tokens\":%lld,",
-        (long long)s->context, o->max_requests, o->max_queue, (unsigned long long)o->max_body, (long long)o->step_tokens);
+    put(&t, ",\"max_model_len\":%lld,\"max_requests\":%d,\"max_queue\":%d,\"max_connections\":%d,\"max_body\":%llu,\"step_tokens\":%lld,",
+        (long long)s->context, o->max_requests, o->max_queue, bl_http_room(s->http), (unsigned long long)o->max_body,
+        (long long)o->step_tokens);
     put(&t, "\"thinking\":%s,\"reasoning_effort\":%d,", o->thinking ? "true" : "false", BL_CHAT_EFFORT_DEFAULT);
     put(&t, "\"sampling_defaults\":{\"temperature\":1,\"top_p\":1,\"top_k\":0,\"min_p\":0,\"repetition_penalty\":1,\"presence_penalty\":0,"
             "\"frequency_penalty\":0},");

@@ -187,6 +187,8 @@ static ssize_t read_stream(void *arg, uint64_t pos, char *buf, size_t cap)
         pthread_mutex_lock(&x->lock);
         x->ended = ended;
         pthread_mutex_unlock(&x->lock);
+        if (ended)
+            bl_link_enter(x->http, x->link, BL_PHASE_SEND, x);
         if (x->out.n == 0 && ended)
             return MHD_CONTENT_READER_END_OF_STREAM;
     }
@@ -240,6 +242,8 @@ enum MHD_Result bl_exchange_respond(bl_exchange *x)
     pthread_mutex_unlock(&x->lock);
     if (!first)
         return MHD_YES;
+    if (!x->pull)
+        bl_link_enter(x->http, x->link, BL_PHASE_SEND, x);
     /* Not under the lock: libmicrohttpd holds a lock of its own when it calls read_stream. The answer does not change any more. */
     struct MHD_Response *r = x->answer.failed ? NULL : make_response(x);
     enum MHD_Result result = r ? MHD_queue_response(x->connection, (unsigned)x->status, r) : MHD_NO;

@@ -13,63 +13,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* ---- phases of a connection */
-
-void bl_http_hang_up(bl_http *h, bl_exchange *x)
-{
-    bool early = bl_exchange_hang_up(x);
-    pthread_mutex_lock(&h->lock);
-    h->stats.hang_ups += early;
-    pthread_mutex_unlock(&h->lock);
-}
-
-static void enter_phase(bl_http *h, bl_link *l, bl_phase phase, bl_exchange *x)
-{
-    pthread_mutex_lock(&h->lock);
-    h->working += (phase == BL_PHASE_WORK) - (l->phase == BL_PHASE_WORK);
-    l->phase = phase;
-    l->since = bl_clock();
-    l->exchange = phase == BL_PHASE_WORK ? x : NULL;
-    bool hung_up = l->hung_up && l->exchange;
-    if (h->working == 0)
-        pthread_cond_broadcast(&h->idle);
-    pthread_mutex_unlock(&h->lock);
-    if (hung_up)
-        bl_http_hang_up(h, x);
-}
-
-static void on_connection(void *arg, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
-{
-    bl_http *h = arg;
-    bl_link *l = *context;
-    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *context = l = calloc(1, sizeof *l);
-        if (!l || !info)
-            return; /* on_request turns it away */
-        l->fd = info->connect_fd;
-        l->since = bl_clock();
-        pthread_mutex_lock(&h->lock);
-        l->id = ++h->next_id;
-        l->next = &h->links;
-        l->prev = h->links.prev;
-        l->prev->next = l->next->prev = l;
-        h->stats.connections++;
-        bl_watch_add(h, l);
-        pthread_mutex_unlock(&h->lock);
-    } else if (l) {
-        pthread_mutex_lock(&h->lock);
-        if (l->next) {
-            bl_watch_remove(h, l);
-            l->prev->next = l->next;
-            l->next->prev = l->prev;
-            h->stats.connections--;
-        }
-        pthread_mutex_unlock(&h->lock);
-        free(l);
-        *context = NULL;
-    }
-}
+#define MAX_PARAMETERS 64 /* no route takes any */
+#define MAX_TARGET 16384
 
 /* ---- reading a request */
 
@@ -79,6 +24,31 @@ static void refuse(bl_exchange *x, int status, const char *message, const char *
     const char *type = "text/plain";
     x->http->options.refusal(x->http->options.arg, status, message, &body, &type);
     bl_exchange_answer(x, status, type, &body, name, value);
+}
+
+/* An answer past libmicrohttpd, and the end of the connection. What has come behind the head is read first: closing a socket with bytes
+ * in it can cost the client the answer. */
+static void refuse_raw(bl_http *h, bl_link *l, int status, const char *reason, const char *message)
+{
+    char head[256], bytes[4096];
+    bl_text text = {0}, body = {0};
+    const char *type = "text/plain";
+    h->options.refusal(h->options.arg, status, message, &body, &type);
+    snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", status, reason,
+             type, body.n);
+    bl_text_puts(&text, head);
+    bl_text_add(&text, body.p, body.n);
+    pthread_mutex_lock(&h->lock);
+    h->stats.requests++;
+    h->stats.answers[status / 100]++;
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < 64 && recv(l->fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0; i++)
+        continue;
+    if (!text.failed)
+        (void)!send(l->fd, text.p, text.n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    bl_link_give_up(h, l);
+    free(text.p);
+    free(body.p);
 }
 
 static void drop_body(bl_exchange *x)
@@ -163,6 +133,26 @@ static bool refuse_framing(bl_exchange *x)
     return is_answered(x);
 }
 
+static bl_link *link_of(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* A target is also held against limits before libmicrohttpd takes it apart: when parameters fill the memory of a connection it neither
+ * answers nor closes. It takes no answer yet either, so that this one goes out by itself, as the last one of the connection. */
+static void *see_target(void *arg, const char *target, struct MHD_Connection *c)
+{
+    bl_http *h = arg;
+    size_t n = 0, length = strlen(target);
+    for (const char *p = target; (p = strchr(p, '&')); p++)
+        n++;
+    bl_link *l = link_of(c);
+    if (l && (n > MAX_PARAMETERS || length > MAX_TARGET))
+        refuse_raw(h, l, 414, "URI Too Long", "the target is too long");
+    return NULL;
+}
+
 static void enqueue(bl_http *h, bl_exchange *x)
 {
     pthread_mutex_lock(&h->lock);
@@ -202,17 +192,19 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
     bl_http *h = arg;
     bl_exchange *x = *state;
     if (!x) {
-        const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-        if (!info || !info->socket_context || !(x = bl_exchange_new(h, c, info->socket_context, method, path_of(url))))
+        bl_link *l = link_of(c);
+        if (!l || l->given_up || !(x = bl_exchange_new(h, c, l, method, path_of(url))))
             return MHD_NO;
         *state = x;
         pthread_mutex_lock(&h->lock);
         h->stats.requests++;
         pthread_mutex_unlock(&h->lock);
-        enter_phase(h, x->link, BL_PHASE_BODY, NULL);
+        bl_link_enter(h, x->link, BL_PHASE_BODY, NULL);
         if (refuse_framing(x))
             return bl_exchange_respond(x);
         h->options.head(h->options.arg, x);
+        if (!is_answered(x) && bl_link_surplus(h, x->link))
+            refuse(x, 503, "too many connections at once", "Retry-After", "1");
         if (!is_answered(x))
             check_length(x);
         /* Who waits for permission to send a body is told no before it is sent. */
@@ -225,8 +217,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
         *size = 0;
         return go_on ? MHD_YES : MHD_NO;
     }
-    if (x->link->phase != BL_PHASE_WORK) { /* only this thread changes it */
-        enter_phase(h, x->link, BL_PHASE_WORK, x);
+    if (x->link->phase < BL_PHASE_SEND) { /* only this thread changes it */
+        bl_link_enter(h, x->link, BL_PHASE_WORK, x);
         if (!is_answered(x))
             enqueue(h, x);
     }
@@ -239,7 +231,7 @@ static void on_completed(void *arg, struct MHD_Connection *c, void **state, enum
     if (!x)
         return;
     *state = NULL;
-    enter_phase(arg, x->link, BL_PHASE_HEAD, NULL);
+    bl_link_enter(arg, x->link, BL_PHASE_HEAD, NULL);
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) /* seen here before the watcher sees it, or the client does not read */
         bl_http_hang_up(arg, x);
     bl_exchange_over(x);
@@ -321,11 +313,12 @@ static bl_status start_daemon(bl_http *h, bl_error *err)
     const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC;
     h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h,
         MHD_OPTION_LISTEN_SOCKET, h->listen_fd,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->options.max_connections,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->options.max_connections + BL_HTTP_SLACK,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->options.patience,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_NOTIFY_CONNECTION, bl_link_notify, h,
+        MHD_OPTION_URI_LOG_CALLBACK, see_target, h,
         MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
         MHD_OPTION_END);
     if (!h->daemon)
@@ -352,6 +345,8 @@ bl_status bl_http_start(bl_http **out, const bl_http_options *options, bl_error 
     pthread_condattr_destroy(&monotonic);
     *out = h; /* before the first request can come */
     bl_status s = listen_at(h, err);
+    if (s == BL_OK)
+        s = bl_http_budget(h, 2, err); /* half is left for what is opened later */
     if (s == BL_OK)
         s = bl_watch_start(h, err);
     if (s == BL_OK)

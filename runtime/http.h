@@ -16,7 +16,7 @@ typedef struct bl_http_options {
     const char *host; /* name or address to listen on */
     int port;         /* 0 = any free one */
     uint64_t max_body; /* bytes of one body; more is answered 413. All bodies being held together may take four times that */
-    int max_connections;
+    int max_connections; /* at most; bl_http_budget says what there is room for. One more takes the place of another that waits idly */
     int workers; /* >= 1 */
     double patience; /* seconds for a request's head, and again for its body, to arrive; also for a client to take what is sent */
     double ping;     /* seconds of silence after which a stream gets a comment line */
@@ -32,6 +32,11 @@ typedef struct bl_http_options {
 /* Listen and serve; *out is set before the first callback. BL_E_USAGE for a host that does not resolve, BL_E_IO where listening fails. */
 bl_status bl_http_start(bl_http **out, const bl_http_options *options, bl_error *err);
 int bl_http_port(const bl_http *h);
+/* How many connections there is room for: max_connections, or what of the descriptors that the process may open (ulimit -n) and has
+ * not opened for something else, divided by share. BL_E_IO when that is none. Not while another thread opens files. */
+bl_status bl_http_budget(bl_http *h, int share, bl_error *err);
+/* The newest result of bl_http_budget. */
+int bl_http_room(bl_http *h);
 /* Accept no more connections; those that are open stay. */
 void bl_http_quiesce(bl_http *h);
 /* Wait until no request is being worked on or answered, at most that many seconds; true when so. */
@@ -44,6 +49,7 @@ void bl_http_stop(bl_http **h);
 
 typedef struct bl_http_stats {
     uint64_t requests, hang_ups, answers[6]; /* answers[s / 100] */
+    uint64_t displaced; /* connections closed to make room for others */
     int connections, working;
 } bl_http_stats;
 void bl_http_read(bl_http *h, bl_http_stats *out);

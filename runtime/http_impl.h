@@ -11,7 +11,11 @@
 /* A body behind a refusal is read and thrown away up to here, so that the client gets to read the answer. */
 #define BL_DISCARD_MAX (64u << 20)
 
-typedef enum bl_phase { BL_PHASE_HEAD = 0, BL_PHASE_BODY, BL_PHASE_WORK } bl_phase;
+/* More connections than descriptors and options allow for are accepted, so that there is somebody to make room for. */
+#define BL_HTTP_SLACK 16
+
+/* What a connection waits for: a head, a body, the client to take all of an answer, the answer. In this order they are given up. */
+typedef enum bl_phase { BL_PHASE_HEAD = 0, BL_PHASE_BODY, BL_PHASE_SEND, BL_PHASE_WORK } bl_phase;
 
 /* A connection. Guarded by bl_http.lock. */
 typedef struct bl_link {
@@ -21,7 +25,8 @@ typedef struct bl_link {
     bl_phase phase;
     double since; /* of the phase */
     bool hung_up;
-    bl_exchange *exchange; /* in phase WORK */
+    bool given_up; /* changed by the socket thread alone */
+    bl_exchange *exchange; /* in phases SEND and WORK */
 } bl_link;
 
 struct bl_exchange {
@@ -62,7 +67,9 @@ struct bl_http {
     pthread_cond_t idle, work;
     bl_link links; /* head of a ring */
     uint64_t next_id;
-    int working; /* exchanges in phase WORK */
+    int working; /* exchanges in phases SEND and WORK */
+    int room;    /* for connections */
+    int given_up; /* connections that are about to be gone */
     bl_exchange *queue, **queue_tail;
     bool stopping;
     bl_http_stats stats;
@@ -84,8 +91,17 @@ bool bl_exchange_hang_up(bl_exchange *x);
 /* Send a comment line if nothing else was sent for so long. */
 void bl_exchange_ping(bl_exchange *x, double now);
 
-/* http.c: bl_exchange_hang_up, counted. */
+/* http_links.c */
+/* bl_exchange_hang_up, counted. */
 void bl_http_hang_up(bl_http *h, bl_exchange *x);
+/* A link goes over to a phase. Socket thread. */
+void bl_link_enter(bl_http *h, bl_link *l, bl_phase phase, bl_exchange *x);
+/* Close it; what has been received of it is not looked at any more. */
+void bl_link_give_up(bl_http *h, bl_link *l);
+/* Are there more connections than there is room for, and none that could be given up for this one? */
+bool bl_link_surplus(bl_http *h, const bl_link *l);
+/* libmicrohttpd's MHD_NotifyConnectionCallback; arg is the bl_http. */
+void bl_link_notify(void *arg, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code);
 
 /* http_watch.c */
 bl_status bl_watch_start(bl_http *h, bl_error *err);

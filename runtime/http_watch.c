@@ -58,9 +58,9 @@ static void tick(bl_http *h, double now)
 {
     pthread_mutex_lock(&h->lock);
     for (bl_link *l = h->links.next; l != &h->links; l = l->next) {
-        if (l->phase != BL_PHASE_WORK && now - l->since > h->options.patience)
+        if (l->phase < BL_PHASE_SEND && now - l->since > h->options.patience)
             shutdown(l->fd, SHUT_RDWR);
-        else if (l->phase != BL_PHASE_WORK && l->hung_up)
+        else if (l->phase < BL_PHASE_SEND && l->hung_up)
             nudge(l);
         if (l->exchange)
             bl_exchange_ping(l->exchange, now);

@@ -43,6 +43,11 @@ int bl_server_port(const bl_server *s)
     return bl_http_port(s->http);
 }
 
+int bl_server_connections(const bl_server *s)
+{
+    return bl_http_room(s->http);
+}
+
 bl_status bl_server_ready(bl_server *s, bl_model *m, bl_error *err)
 {
     const bl_config *c = bl_model_config(m);
@@ -58,6 +63,7 @@ bl_status bl_server_ready(bl_server *s, bl_model *m, bl_error *err)
         s->context = s->options.max_context;
     if (!s->tokenizer)
         return bl_fail(err, BL_E_INPUT, NULL, NULL, -1, "a model that is served needs a tokenizer.json");
+    BL_TRY(bl_http_budget(s->http, 1, err)); /* the model's files are open now */
     BL_TRY(bl_scheduler_create(&s->scheduler, m, &o, err));
     s->load_seconds = bl_clock() - s->started;
     int loading = API_LOADING;

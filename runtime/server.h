@@ -33,7 +33,11 @@ static inline bl_server_options bl_server_defaults(void)
 /* Listen at once; every route but /metrics answers 503 until bl_server_ready. Strings are borrowed. */
 bl_status bl_server_start(bl_server **out, const bl_server_options *options, bl_error *err);
 int bl_server_port(const bl_server *s);
-/* Start serving a model, which is the server's alone from here and must outlive it. BL_E_INPUT when it has no tokenizer. */
+/* Connections that there is room for: all requests that may be under way and 256 more, unless the limit on open files (ulimit -n) is lower.
+ * Beyond that a new one takes the place of the one that has been idle for longest, and gets 503 when none is. */
+int bl_server_connections(const bl_server *s);
+/* Start serving a model, which is the server's alone from here and must outlive it. BL_E_INPUT when it has no tokenizer, BL_E_IO when its
+ * files leave none for connections. */
 bl_status bl_server_ready(bl_server *s, bl_model *m, bl_error *err);
 /* Refuse new work; what is under way goes on. */
 void bl_server_drain(bl_server *s);

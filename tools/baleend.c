@@ -65,15 +65,16 @@ static double seconds_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void say_ready(const settings *o, const bl_model *m, double seconds)
+static void say_ready(const settings *o, const bl_model *m, const bl_server *server, double seconds)
 {
     const bl_config *c = bl_model_config(m);
     int64_t context = c->max_position_embeddings;
     if (o->server.max_context > 0 && o->server.max_context < context)
         context = o->server.max_context;
-    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, thinking %s\n",
+    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, %d connections, thinking %s\n",
            seconds * 1e3, o->server.model_name, (long long)context, o->server.max_requests,
-           (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, o->server.thinking ? "on" : "off");
+           (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, bl_server_connections(server),
+           o->server.thinking ? "on" : "off");
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
         printf("baleend: Engram tables: %s: %s\n", cli_engram_places[plan->engram], plan->engram_why);
@@ -107,7 +108,7 @@ static int serve(const settings *o, sigset_t *signals)
         bl_model_close(&model);
         return cli_report("baleend", s, &err);
     }
-    say_ready(o, model, seconds_now() - begin);
+    say_ready(o, model, server, seconds_now() - begin);
     atomic_store(&ready, true);
     pthread_join(waiter, NULL);
     pthread_sigmask(SIG_UNBLOCK, signals, NULL); /* the next one kills */

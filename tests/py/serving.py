@@ -16,12 +16,12 @@ JSON = {"Content-Type": "application/json"}
 
 class Server:
     """with Server("baleend_stub", "--port", ...) as s: ...  Ready on entry unless wait=False; stopped, and checked for sanitizer
-    reports, on exit."""
+    reports, on exit. before: a command that runs the program, such as prlimit."""
 
-    def __init__(self, program, *args, env=None, wait=True):
+    def __init__(self, program, *args, env=None, wait=True, before=()):
         folder = "tests" if program.endswith("_stub") else "tools"
         self.process = subprocess.Popen(
-            [str(BUILD / folder / program), *map(str, args), "--port", "0"],
+            [*before, str(BUILD / folder / program), *map(str, args), "--port", "0"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
         self.out, self.err = [], []
         self.readers = [threading.Thread(target=self._read, args=a, daemon=True)
@@ -145,7 +145,7 @@ class Server:
     def metrics(self):
         status, _, text = self.ask("GET", "/metrics")
         assert status == 200
-        return {m.group(1): float(m.group(2)) for m in re.finditer(r"^([a-z_:]+)\{model_name=\"[^\"]*\"\} (\S+)$", text.decode(), re.M)}
+        return {m.group(1): float(m.group(2)) for m in re.finditer(r"^([a-z0-9_:]+)\{model_name=\"[^\"]*\"\} (\S+)$", text.decode(), re.M)}
 
     def metric(self, name):
         return self.metrics()["sglang:" + name]
