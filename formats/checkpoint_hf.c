@@ -186,6 +186,7 @@ static bl_status choose_shards(folder *f)
     if (count == 0) {
         BL_TRY(bl_build_report(f->b, f->path, NULL, -1,
                                "not a checkpoint: no *.safetensors file in the folder"));
+        f->unread = true; /* nor need anybody look for the tensors */
     }
     struct stat st;
     if (count > 1 && lstat(f->index_path, &st) != 0) { /* what is wrong with one that is there has been said */

@@ -49,6 +49,9 @@ static bl_status read_ranks(bl_build *b, const char *folder)
     for (int rank = first; rank < end; rank++) {
         bl_error e = {0};
         bl_status s = bl_rank_manifest_read(folder, rank, &c->arena, &ranks[c->rank_count], &e);
+        if (s == BL_E_INPUT) {
+            bl_file_folder_absent(e.path, &e);
+        }
         BL_TRY(bl_build_problem(b, s, &e));
         if (s == BL_OK) {
             c->rank_count++;

@@ -1,8 +1,10 @@
 #include "formats/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -91,6 +93,33 @@ bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
     }
     *out = f;
     return BL_OK;
+}
+
+bool bl_file_folder_absent(const char *path, bl_error *problem)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[sizeof problem->path];
+    int entries = 0;
+    if (!slash || slash == path || (size_t)(slash - path) >= sizeof folder) {
+        return false;
+    }
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    DIR *d = opendir(folder);
+    if (!d && errno != ENOENT) {
+        return false;
+    }
+    while (d && entries <= 2 && readdir(d)) {
+        entries++;
+    }
+    bool absent = entries <= 2; /* . and .. */
+    if (absent) {
+        bl_error_clear(problem);
+        bl_fail(problem, BL_E_INPUT, folder, NULL, -1, d ? "the folder is empty" : "the folder is not there");
+    }
+    if (d) {
+        closedir(d);
+    }
+    return absent;
 }
 
 /* A part of the open file fd, which stays its owner's. */

@@ -9,6 +9,10 @@ typedef struct bl_file bl_file; /* refcounted, safe to share between threads */
 /* Why path cannot be opened: as bl_fail_errno, but a symbolic link to nothing is called that, with what it names. */
 bl_status bl_file_absent(const char *path, int errno_value, bl_error *err);
 
+/* A file at path that is not there: is all of the folder that it would lie in missing, or is that empty? *problem says so then (BL_E_INPUT,
+ * of the folder, in the same words for each of its files). */
+bool bl_file_folder_absent(const char *path, bl_error *problem);
+
 /* Open a regular file for reading (symbolic links are followed; folders, devices and FIFOs are refused without blocking).
  * err names path. */
 bl_status bl_file_open(bl_file **out, const char *path, bl_error *err);

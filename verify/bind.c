@@ -442,7 +442,7 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
                  b->block);
         BL_TRY(bl_problem(on_problem, arg, err, path, block_key, "%s", text));
     }
-    if (b->missing || (c->manifest && c->only_rank >= 0)) {
+    if (b->missing || c->unread_count || c->unread_unknown || (c->manifest && c->only_rank >= 0)) {
         return BL_OK; /* the others may be among the missing, or on other ranks */
     }
     if (quantised && b->fp8 + b->fp4 == 0) {

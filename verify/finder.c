@@ -70,6 +70,12 @@ void bl_finder_close(bl_finder *f)
 void bl_find_absent(bl_finder *f, int level, const char *path, int errno_value, const char *listed_in)
 {
     const char *slash = strrchr(path, '/');
+    bl_error whole;
+    if (errno_value == ENOENT && bl_file_folder_absent(path, &whole)) {
+        f->level = level;
+        bl_finder_problem(f, &whole);
+        return;
+    }
     if (errno_value != EACCES || !slash) {
         bl_find(f, level, path, NULL, -1, -1, "is listed in %s but is not there", listed_in);
         return;
@@ -86,9 +92,12 @@ void bl_find_absent(bl_finder *f, int level, const char *path, int errno_value, 
 void bl_finder_problem(void *arg, const bl_error *problem)
 {
     bl_finder *f = arg;
-    if (problem->offset < 0 && !problem->tensor[0] && is_repeated(f, problem)) {
+    bl_error shown = *problem; /* in the words of the archive, as others may have it already */
+    bl_archive_show(f->archives[0], &shown);
+    bl_archive_show(f->archives[1], &shown);
+    if (shown.offset < 0 && !shown.tensor[0] && is_repeated(f, &shown)) {
         return;
     }
-    int64_t end = problem->offset >= 0 ? problem->offset + 1 : -1;
-    report(f, (bl_finding){f->level, problem->path, problem->tensor, problem->offset, end, problem->message});
+    int64_t end = shown.offset >= 0 ? shown.offset + 1 : -1;
+    report(f, (bl_finding){f->level, shown.path, shown.tensor, shown.offset, end, shown.message});
 }

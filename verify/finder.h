@@ -21,7 +21,8 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     __attribute__((format(printf, 7, 8)));
 /* A bl_problem_fn: arg is the finder. What is wrong with a whole file is reported once, however many run into it. */
 void bl_finder_problem(void *arg, const bl_error *problem);
-/* Report that a file which is listed somewhere (a file's name) is not there; when it is only out of reach, that its folder is. */
+/* Report that a file which is listed somewhere (a file's name) is not there; when it is only out of reach, that its folder is; when all of
+ * its folder is missing, that, once. */
 void bl_find_absent(bl_finder *f, int level, const char *path, int errno_value, const char *listed_in);
 void bl_finder_close(bl_finder *f);
 

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+import gens
 from conftest import BUILD, DEMO, Result, run
 
 
@@ -45,6 +46,44 @@ def test_the_server_does_not_listen_for_nothing(packed, what, words):
     r = run("baleend", packed / what, "--port", 0, timeout=60)
     one_line(r, 3, *words)
     assert r.out == ""
+
+
+def archived(folder, path):
+    subprocess.run(["tar", "-C", folder, "-cf", path, "."], check=True)
+    return path
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_rank_that_is_on_another_node(packed, tmp_path, empty):
+    """One line says that it is not here, however many of its files are listed."""
+    node = shutil.copytree(packed, tmp_path / "node")
+    shutil.rmtree(node / "rank-0001")
+    if empty:
+        (node / "rank-0001").mkdir()
+    word = "/rank-0001: the folder is " + ("empty" if empty else "not there")
+    for path in [node] + ([] if empty else [archived(node, tmp_path / "node.tar")]):
+        assert run("baleen", "verify", path, "--rank", 0).rc == 0
+        for more in (["--rank", "1"], ["--rank", "1", "--level", "1"], []):
+            one_line(run("baleen", "verify", path, *more), 1, f"{path}{word}")
+        one_line(run("baleen", "inspect", path), 3, f"{path}{word}")
+        one_line(run("baleen", "merge", path, tmp_path / "out"), 3, f"{path}{word}")
+
+
+@pytest.mark.parametrize("kind", ["v4.1", "v3"])
+def test_a_config_alone(tmp_path, kind):
+    """Nothing is there of what the config calls for: that is one line too."""
+    folder = tmp_path / "c"
+    if kind == "v3":
+        gens.write(folder, *gens.v3())
+    else:
+        shutil.copytree(DEMO, folder)
+    for f in folder.iterdir():
+        if f.name != "config.json":
+            f.unlink()
+    for path in (folder, archived(folder, tmp_path / "c.tar")):
+        for level in "0123":
+            one_line(run("baleen", "verify", path, "--level", level), 1, f"{path}: not a checkpoint: no *.safetensors file")
+        one_line(run("baleen", "inspect", path), 3, "no *.safetensors file")
 
 
 # ---- what may not be read
