@@ -129,7 +129,7 @@ bl_status bl_job_bind(bl_job *j, bl_error *err)
 {
     BL_TRY(bl_bind(j->source, &j->arena, NULL, NULL, &j->binding, err));
     BL_TRY(bl_bind_forms(j->source, &j->binding, NULL, NULL, err));
-    BL_TRY(bl_scales_survey(j->source, &j->binding, &j->scales, err));
+    BL_TRY(bl_scales_survey(j->source, &j->binding, BL_SCALES_ALL, &j->scales, err));
     BL_TRY(bl_scales_sound(j->source, &j->scales, err));
     return bl_scales_claim(j->source, &j->scales, NULL, NULL, err);
 }

@@ -135,17 +135,19 @@ static void print_verdict(const bl_fit_model *m, const bl_fit *f)
     if (f->host)
         printf("  besides, %.3f GB of Engram tables in the memory of every host that serves their layers (engram=device: on the devices)\n",
                gb(f->host));
-    if (!m->serves) printf("  weights only, without a cache, and cut as servers usually do: this generation is not packed here\n");
-    else if (f->fits && f->layout.ranks > 1)
+    if (m->serves && f->fits && f->layout.ranks > 1)
         printf("  packed so by: baleen convert %s DST --to packed --tp %d --ep %d --pp %d%s\n", m->path, f->layout.tp, f->layout.ep,
                f->layout.pp, f->host ? " --engram shared" : "");
 }
 
 static void print_note(const bl_fit_model *m, const problems *p)
 {
+    if (!m->serves)
+        printf("note: an estimate, of weights alone: this generation is not packed here, whether its shapes allow the cut is not looked at,\n"
+               "      servers differ in what they cut and what every rank has whole, and there is no cache in it (context, batch)\n");
     if (m->assumed)
         printf("note: %zu of %zu weights are not here: their sizes are those that config.json calls for\n", m->assumed, m->count);
-    else if (p->count) printf("note: %zu problems with the files: 'baleen verify' names them\n", p->count);
+    else if (p->count) printf("note: %zu %s with the files: 'baleen verify' names them\n", p->count, p->count == 1 ? "problem" : "problems");
 }
 
 static void print_list(const bl_fit_model *m, const bl_fit *list, size_t count, const bl_fit_options *o)
@@ -193,10 +195,10 @@ static int print_json(const cli_command *cmd, const bl_fit_model *m, const bl_fi
 {
     json_t *layouts = json_array();
     for (size_t i = 0; i < count; i++) json_array_append_new(layouts, fit_json(&list[i]));
-    json_t *j = json_pack("{s:o, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:o}", "path", receipt_text(m->path), "memory",
+    json_t *j = json_pack("{s:o, s:I, s:I, s:I, s:I, s:b, s:b, s:I, s:I, s:o}", "path", receipt_text(m->path), "memory",
                           (json_int_t)o->memory, "reserve", (json_int_t)o->reserve, "context", (json_int_t)o->context, "batch",
-                          (json_int_t)o->batch, "cache_known", m->serves, "assumed", (json_int_t)m->assumed, "problems",
-                          (json_int_t)p->count, "layouts", layouts);
+                          (json_int_t)o->batch, "cache_known", m->serves, "estimate", !m->serves, "assumed",
+                          (json_int_t)m->assumed, "problems", (json_int_t)p->count, "layouts", layouts);
     if (asked) json_object_set_new(j, "asked", fit_json(asked));
     return receipt_print(cmd->program, j);
 }

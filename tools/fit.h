@@ -18,7 +18,7 @@
     "  engram=host|device  Engram tables mapped in host memory (default), or rows of them on every device\n" \
     "  drop=dspark|vision|dspark+vision  leave these out\n" \
     "Cache and scratch are those of baleend on a GPU, which runs one rank so far (baleend --plan has them in detail).\n" \
-    "Other generations: weights only, cut as servers usually do. Status 1: it does not fit.\n\n"
+    "Other generations: an estimate of weights alone, from the headers, cut as servers usually do. Status 1: it does not fit.\n\n"
 
 /* Answer for path, printing it; text is the argument of --fit. Returns the exit status: 1 when it does not fit. */
 int fit_run(const cli_command *cmd, const char *path, const char *text, bool json);

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define LOOKED_AT 256 /* weights with float32 scales: V3 has 45,000, and as many places to read */
+
 static void count_problem(void *arg, const bl_error *problem)
 {
     (void)problem;
@@ -16,7 +18,7 @@ bl_status generation_find(const bl_checkpoint *c, generation_facts *f, bl_error 
     if (c->config.earlier) {
         BL_TRY(bl_bind(c, &f->arena, count_problem, &f->problems, &f->binding, err));
         BL_TRY(bl_bind_forms(c, &f->binding, count_problem, &f->problems, err));
-        BL_TRY(bl_scales_survey(c, &f->binding, &f->scales, err));
+        BL_TRY(bl_scales_survey(c, &f->binding, LOOKED_AT, &f->scales, err));
         BL_TRY(bl_scales_claim(c, &f->scales, count_problem, &f->problems, err));
         f->problems += f->scales.first_bad.weight != NULL;
         block = f->binding.fp8 ? f->binding.block : 0;
@@ -43,18 +45,28 @@ void generation_role(const bl_checkpoint *c, const generation_facts *f, int laye
         if (has[k]) n += (size_t)snprintf(buf + n, cap - n, ", %s", parts[k].says);
 }
 
+static void print_scales(const bl_scale_survey *s)
+{
+    const unsigned long long scales = s->scales, odd = s->rounded_scales, weights = s->weights, rounded = s->rounded_weights;
+    const bool some = s->weights < s->all_weights;
+    if (odd)
+        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu weights\n",
+               scales, odd, rounded, weights);
+    else
+        printf("            %llu float32 scales, all powers of two, as from V3.1 on: a cast to BF16 is exact%s\n", scales,
+               some ? " if they all are" : "");
+    if (some)
+        printf("            looked at: %llu of %llu weights with such scales; --scales reads all\n", weights,
+               (unsigned long long)s->all_weights);
+}
+
 void generation_print(const generation_facts *f)
 {
     printf("generation: %s%s%s%s\n", bl_generation_name(f->generation), f->why[0] ? " (" : "", f->why, f->why[0] ? ")" : "");
     const bl_scale_survey *s = &f->scales;
-    if (s->weights && s->rounded_scales)
-        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu weights\n",
-               (unsigned long long)s->scales, (unsigned long long)s->rounded_scales, (unsigned long long)s->rounded_weights,
-               (unsigned long long)s->weights);
-    else if (s->weights)
-        printf("            %llu float32 scales, all powers of two, as from V3.1 on: a cast to BF16 is exact\n", (unsigned long long)s->scales);
+    if (s->weights) print_scales(s);
     if (f->problems)
-        printf("            %zu problems: baleen verify names them\n", f->problems);
+        printf("            %zu %s: baleen verify names them\n", f->problems, f->problems == 1 ? "problem" : "problems");
 }
 
 void generation_json(const generation_facts *f, json_t *j)
@@ -64,8 +76,9 @@ void generation_json(const generation_facts *f, json_t *j)
                                         "problems", (json_int_t)f->problems));
     if (s->weights)
         json_object_set_new(j, "float32_scales",
-                            json_pack("{s:I, s:I, s:I, s:I}", "weights", (json_int_t)s->weights, "scales", (json_int_t)s->scales,
-                                      "rounded_weights", (json_int_t)s->rounded_weights, "rounded_scales", (json_int_t)s->rounded_scales));
+                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "all_weights", (json_int_t)s->all_weights, "weights",
+                                      (json_int_t)s->weights, "scales", (json_int_t)s->scales, "rounded_weights",
+                                      (json_int_t)s->rounded_weights, "rounded_scales", (json_int_t)s->rounded_scales));
 }
 
 void generation_model(const bl_config *c)

@@ -30,14 +30,27 @@ static uint64_t count_rounded(bl_scale_survey *s, const bl_weight *w, uint64_t f
     return rounded;
 }
 
-bl_status bl_scales_survey(const bl_checkpoint *c, const bl_binding *b, bl_scale_survey *out, bl_error *err)
+/* Is the weight at place i of all among the `most` to look at? */
+static bool chosen(uint64_t i, uint64_t all, uint64_t most)
 {
+    return all <= most || (i + 1) * most / all > i * most / all;
+}
+
+bl_status bl_scales_survey(const bl_checkpoint *c, const bl_binding *b, uint64_t most, bl_scale_survey *out, bl_error *err)
+{
+    uint64_t met = 0;
     *out = (bl_scale_survey){0};
+    for (size_t i = 0; i < b->count; i++) {
+        out->all_weights += bl_weight_f32_scaled(&b->weights[i]) && b->weights[i].scale_nbytes;
+    }
     uint8_t *data = malloc(PIECE);
     bl_status s = data ? BL_OK : bl_fail(err, BL_E_NOMEM, c->path, NULL, -1, "out of memory");
     for (size_t i = 0; s == BL_OK && i < b->count; i++) {
         const bl_weight *w = &b->weights[i];
         uint64_t rounded = 0, total = bl_weight_f32_scaled(w) ? w->scale_nbytes : 0;
+        if (!total || !chosen(met++, out->all_weights, most)) {
+            continue;
+        }
         for (uint64_t at = 0; s == BL_OK && at < total; at += PIECE) {
             uint64_t n = total - at < PIECE ? total - at : PIECE;
             s = bl_file_read(bl_checkpoint_file(c, w->scale)->file, data, n, w->scale_offset + at, err);
@@ -45,7 +58,7 @@ bl_status bl_scales_survey(const bl_checkpoint *c, const bl_binding *b, bl_scale
                 rounded += count_rounded(out, w, at / 4, data, (int64_t)(n / 4));
             }
         }
-        out->weights += total > 0;
+        out->weights++;
         out->scales += total / 4;
         out->rounded_weights += rounded > 0;
         out->rounded_scales += rounded;

@@ -10,16 +10,19 @@ typedef struct bl_scale_place {
     float value;
 } bl_scale_place;
 
-/* Of all weights with F32 scales. A cast rounds the values of a weight with a scale that is no power of two. */
+/* Of weights with F32 scales. A cast rounds the values of a weight with a scale that is no power of two. */
 typedef struct bl_scale_survey {
-    uint64_t weights, scales;
+    uint64_t all_weights;     /* that there are */
+    uint64_t weights, scales; /* read */
     uint64_t rounded_weights, rounded_scales; /* with, and being, no power of two */
     bl_scale_place first_rounded;
     bl_scale_place first_bad; /* outside BL_F32_SCALE_MIN..MAX: no sound weight has it */
 } bl_scale_survey;
 
-/* Read every F32 scale of b, the binding of c (one 16384th of the weights of 128x128 blocks). */
-bl_status bl_scales_survey(const bl_checkpoint *c, const bl_binding *b, bl_scale_survey *out, bl_error *err);
+/* Read the F32 scales of b, the binding of c (one 16384th of the weights of 128x128 blocks): of every weight, or of `most` weights at
+ * equal distances. */
+bl_status bl_scales_survey(const bl_checkpoint *c, const bl_binding *b, uint64_t most, bl_scale_survey *out, bl_error *err);
+#define BL_SCALES_ALL UINT64_MAX
 
 /* Does the config call the scales ue8m0 although some are no powers of two? A problem that names the first one, as with bl_bind. */
 bl_status bl_scales_claim(const bl_checkpoint *c, const bl_scale_survey *s, bl_problem_fn on_problem, void *arg, bl_error *err);

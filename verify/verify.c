@@ -127,7 +127,7 @@ static void check_manifest(side *s, bl_finder *f)
 static bl_status check_scales(side *s, bl_finder *f, bl_error *err)
 {
     bl_scale_survey survey;
-    BL_TRY(bl_scales_survey(s->c, &s->binding, &survey, err));
+    BL_TRY(bl_scales_survey(s->c, &s->binding, BL_SCALES_ALL, &survey, err));
     return bl_scales_claim(s->c, &survey, bl_finder_problem, f, err);
 }
 

@@ -136,6 +136,10 @@ def test_earlier_generations_by_weights_alone(baleen, tmp_path):
     assert halves["classes"]["routed experts"] * 2 == experts
     stages = fit(baleen, folder, "pp=3,hbm=9G")["asked"]["stages"]
     assert sum(s["weights"] for s in stages) == total
+    assert j["estimate"] and not fit(baleen, DEMO, "hbm=9G")["estimate"]
+    for keys in ("tp=2,hbm=9G", "hbm=9G"):
+        assert "note: an estimate, of weights alone" in baleen("inspect", folder, "--fit", keys).out
+        assert "estimate" not in baleen("inspect", DEMO, "--fit", keys).out
     for f in folder.glob("*.safetensors"):
         f.unlink()
     r = baleen("inspect", folder, "--fit", "tp=1,hbm=9G")

@@ -58,6 +58,11 @@ def test_v3_within_memory(baleen, v3):
     r = baleen("inspect", folder, "--json", preexec_fn=limit)
     j = json.loads(r.out)
     assert (r.rc, j["tensors"], j["tensor_bytes"]) == (0, count, total), r.err
+    scales = j["float32_scales"]
+    scaled = sum(row[1].endswith("_scale_inv") for row in headers.v3()[0])
+    assert (scales["weights"], scales["all_weights"]) == (256, scaled) and scales["scales"] < 600000  # not 45,000 places to read
+    text = baleen("inspect", folder).out
+    assert "if they all are" in text and "looked at: 256 of" in text
 
 
 def test_config_and_index_are_enough(baleen, shared, tmp_path):
