@@ -143,11 +143,12 @@ static void print_verdict(const bl_fit_model *m, const bl_fit *f)
 static void print_note(const bl_fit_model *m, const problems *p)
 {
     if (!m->serves)
-        printf("note: an estimate, of weights alone: this generation is not packed here, whether its shapes allow the cut is not looked at,\n"
-               "      servers differ in what they cut and what every rank has whole, and there is no cache in it (context, batch)\n");
+        printf("note: an estimate, of weights alone: this generation is not packed here, whether its shapes allow the cut is not\n"
+               "      looked at, servers differ in what they cut and what they keep whole, and context and batch do not count\n");
     if (m->assumed)
         printf("note: %zu of %zu weights are not here: their sizes are those that config.json calls for\n", m->assumed, m->count);
-    else if (p->count) printf("note: %zu %s with the files: 'baleen verify' names them\n", p->count, p->count == 1 ? "problem" : "problems");
+    else if (p->count)
+        printf("note: %zu %s with the files: 'baleen verify' names them\n", p->count, p->count == 1 ? "problem" : "problems");
 }
 
 static void print_list(const bl_fit_model *m, const bl_fit *list, size_t count, const bl_fit_options *o)

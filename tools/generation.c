@@ -50,8 +50,8 @@ static void print_scales(const bl_scale_survey *s)
     const unsigned long long scales = s->scales, odd = s->rounded_scales, weights = s->weights, rounded = s->rounded_weights;
     const bool some = s->weights < s->all_weights;
     if (odd)
-        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu weights\n",
-               scales, odd, rounded, weights);
+        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu "
+               "weights\n", scales, odd, rounded, weights);
     else
         printf("            %llu float32 scales, all powers of two, as from V3.1 on: a cast to BF16 is exact%s\n", scales,
                some ? " if they all are" : "");

@@ -422,7 +422,7 @@ def test_inspect_counts_problems(baleen, tmp_path):
     items, config = gens.v3()
     del items[S]
     r = baleen("inspect", gens.write(tmp_path / "c", items, config))
-    assert r.rc == 0 and "1 problems: baleen verify" in r.out
+    assert r.rc == 0 and "1 problem: baleen verify" in r.out
 
 
 @pytest.mark.parametrize("kind", ["v3", "v4", "v4 base"])
