@@ -90,10 +90,12 @@ bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
     c->graph = NULL;
     if (!g) return BL_OK;
     if (!g->exec) {
-        BL_TRY(bl_cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a pass", err));
-        g->kernels = count_kernels(graph);
-        const cudaError_t e = cudaGraphInstantiate(&g->exec, graph, 0);
-        cudaGraphDestroy(graph);
+        cudaError_t e = cudaPeekAtLastError(); /* an operation that failed is not in the graph */
+        const cudaError_t ended = cudaStreamEndCapture(c->stream, &graph);
+        if (e == cudaSuccess) e = ended;
+        g->kernels = graph ? count_kernels(graph) : 0;
+        if (e == cudaSuccess) e = cudaGraphInstantiate(&g->exec, graph, 0);
+        if (graph) cudaGraphDestroy(graph);
         BL_TRY(bl_cuda_check(e, "recording a pass", err));
     }
     c->launches.recorded = true;

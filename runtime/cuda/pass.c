@@ -127,6 +127,7 @@ static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
         for (size_t e = 0; e < each; e++) table[(size_t)i * each + e] = addresses(&w->layers[i].experts[e]);
     bl_cuda_upload(&c->base, c->experts, table, n * sizeof *table);
     free(table);
+    BL_TRY(bl_cuda_check(cudaGetLastError(), "the table of experts", err));
     bl_cuda_forget_graphs(c); /* they hold addresses of other weights */
     c->known = w;
     c->known_version = w->version;
@@ -242,13 +243,10 @@ static bl_status begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_error *e
     return BL_OK;
 }
 
-static bl_status end(bl_cuda *c, bl_error *err)
+/* The results of what was launched. */
+static bl_status collect(bl_cuda *c, const bl_pass *p, bl_error *err)
 {
-    const bl_pass *p = c->pass;
-    c->pass = NULL;
-    const bl_status recorded = bl_cuda_graph_end(c, err); /* also ends a recording that failed */
     BL_TRY(bl_cuda_check(cudaGetLastError(), "starting a pass", err));
-    BL_TRY(recorded);
     fetch(c, p);
     c->launches.waits++;
     BL_TRY(bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", err));
@@ -257,11 +255,28 @@ static bl_status end(bl_cuda *c, bl_error *err)
     return BL_OK;
 }
 
-/* A device that has failed fails again when it is asked: such errors last until the process ends. */
+/* A pass that was recorded has done nothing when that fails, and can be tried again. After any other failure nobody knows what of it was
+ * done: a sequence's window may hold rows of positions that are still to come. */
+static bl_status end(bl_cuda *c, bl_error *err)
+{
+    const bl_pass *p = c->pass;
+    bl_error e = {0};
+    c->pass = NULL;
+    BL_TRY(bl_cuda_graph_end(c, err)); /* also ends a recording that failed */
+    const bl_status s = collect(c, p, &e);
+    if (s == BL_OK) return BL_OK;
+    if (!c->fault.code) c->fault = e;
+    if (err && !err->code) *err = e;
+    return s;
+}
+
+/* A device that has failed fails again when it is asked: such errors last until the process ends. Others are told now, not once more by
+ * the next pass, and buffers may be used again. */
 static bl_status look(bl_cuda *c, bl_status s, bl_error *err)
 {
     bl_error again = {0};
-    if (s == BL_OK || s == BL_E_NOMEM || c->fault.code) return s;
+    if (s == BL_OK || c->fault.code) return s;
+    (void)cudaGetLastError();
     if (bl_cuda_check(cudaStreamSynchronize(c->stream), "a pass", &again) != BL_OK) c->fault = err && err->code ? *err : again;
     return s;
 }

@@ -251,6 +251,57 @@ static void test_every_call_may_fail(void **state)
     }
 }
 
+/* Failures that pass: a recording that lacks an operation is thrown away, and nothing is told twice. */
+static void test_recording_may_fail(void **state)
+{
+    static const struct {
+        const char *function;
+        long nth;
+    } fails[] = {{"cudaLaunchKernel", 1}, {"cudaLaunchKernel", 30}, {"cudaStreamBeginCapture", 1}, {"cudaStreamEndCapture", 1},
+                 {"cudaGraphInstantiate", 1}, {"cudaGraphLaunch", 1}, {"cudaMemcpyAsync", 1}, {"cudaStreamWaitEvent", 1}};
+    for (size_t f = 0; f < sizeof fails / sizeof *fails; f++) {
+        bl_error err = {0};
+        batch b;
+        cuda_stub_reset(MEMORY);
+        bl_model *m = open_on(BL_DEVICE_CUDA, 8);
+        begin(&b, m, 8);
+        assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+        const long plain = cuda_stub_seen.kernels;
+        cuda_stub_fail(fails[f].function, fails[f].nth, cudaErrorInvalidValue);
+        assert_int_equal(step(&b, 8, 1, &err), BL_E_IO);
+        assert_non_null(strstr(err.message, "CUDA: "));
+        assert_null(bl_model_fault(m));
+        for (int i = 0; i < 2; i++) {
+            cuda_stub_reset(MEMORY);
+            assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+            assert_int_equal(cuda_stub_seen.graph_launches, 1);
+            assert_int_equal(cuda_stub_seen.kernels, plain - cuda_stub_seen.direct);
+        }
+        end(&b);
+        bl_model_close(&m);
+        assert_nothing_left();
+    }
+}
+
+/* What a pass has done that failed on the way is not known: no other may follow it. */
+static void test_half_a_pass_lasts(void **state)
+{
+    static const char *const functions[] = {"cudaLaunchKernel", "cudaStreamSynchronize", "cudaMemcpyAsync"};
+    for (int f = 0; f < 3; f++) {
+        batch b;
+        cuda_stub_reset(MEMORY);
+        bl_model *m = open_on(BL_DEVICE_CUDA, 1);
+        begin(&b, m, 1);
+        assert_int_equal(step(&b, 1, 20, NULL), BL_OK);
+        cuda_stub_fail(functions[f], f == 2 ? 2 : 1, cudaErrorInvalidValue);
+        assert_int_not_equal(step(&b, 1, 19, NULL), BL_OK);
+        assert_non_null(bl_model_fault(m));
+        end(&b);
+        bl_model_close(&m);
+        assert_nothing_left();
+    }
+}
+
 static void test_out_of_memory(void **state)
 {
     bl_error err = {0};
@@ -273,7 +324,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
         cmocka_unit_test(test_one_launch_and_one_wait),
-        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail),   cmocka_unit_test(test_half_a_pass_lasts),
+        cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
