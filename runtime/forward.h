@@ -53,8 +53,9 @@ void bl_model_close(bl_model **m);
 /* What can be told at once of path, before a server says that it listens: that there is a folder, and no packed model for several ranks.
  * BL_E_INPUT as bl_model_open would say it later. */
 bl_status bl_model_look(const char *path, bl_error *err);
-/* What bl_model_open would take: nothing of any payload is read, and no GPU is needed when memory (what it has free) is stated. 0 =
- * that of the GPU there is, or not known where there is none. BL_E_NOMEM, with *out filled in: it would be refused. */
+/* What bl_model_open would take: nothing of any payload is read, and no GPU is needed when memory (what it has free) is stated, for which
+ * AUTO means CUDA. 0 = that of the GPU there is, or not known where there is none. BL_E_NOMEM, with *out filled in: it would be
+ * refused. */
 struct bl_memory_plan;
 bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_model_options *options, uint64_t memory, bl_error *err);
 /* What is wrong with the device for good, NULL = nothing: every forward pass from now on fails. Of the thread that runs them. */

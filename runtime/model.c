@@ -106,6 +106,14 @@ static bl_device chosen_device(const bl_model_options *o)
     return o->device == BL_DEVICE_AUTO ? bl_cuda_usable() ? BL_DEVICE_CUDA : BL_DEVICE_CPU : o->device;
 }
 
+/* AUTO is decided once: the answer may change while a model is opened. */
+static bl_model_options settled(const bl_model_options *options)
+{
+    bl_model_options o = *options;
+    o.device = chosen_device(options);
+    return o;
+}
+
 static int64_t pass_tokens(bl_device device)
 {
     return device == BL_DEVICE_CUDA ? BL_PASS_TOKENS_GPU : BL_PASS_TOKENS;
@@ -279,8 +287,10 @@ bl_status bl_model_plan(bl_memory_plan *out, const char *path, const bl_model_op
 {
     bl_model *m = calloc(1, sizeof *m);
     if (!m) return out_of_memory(err);
-    if (!memory && chosen_device(options) == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
-    const bl_status s = bl_model_describe(m, path, options, memory, err);
+    bl_model_options o = settled(options);
+    if (memory && options->device == BL_DEVICE_AUTO) o.device = BL_DEVICE_CUDA;
+    if (!memory && o.device == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
+    const bl_status s = bl_model_describe(m, path, &o, memory, err);
     *out = m->plan;
     bl_model_close(&m);
     return s;
@@ -291,7 +301,8 @@ bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options
     bl_model *m = calloc(1, sizeof *m);
     *out = NULL;
     if (!m) return out_of_memory(err);
-    bl_status s = open_model(m, path, options, err);
+    const bl_model_options o = settled(options);
+    bl_status s = open_model(m, path, &o, err);
     if (s != BL_OK) bl_model_close(&m);
     *out = m;
     return s;

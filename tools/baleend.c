@@ -71,10 +71,11 @@ static void say_ready(const settings *o, const bl_model *m, const bl_server *ser
     int64_t context = c->max_position_embeddings;
     if (o->server.max_context > 0 && o->server.max_context < context)
         context = o->server.max_context;
-    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, %d connections, thinking %s\n",
+    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, %d connections, "
+           "thinking %s, on %s\n",
            seconds * 1e3, o->server.model_name, (long long)context, o->server.max_requests,
            (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, bl_server_connections(server),
-           o->server.thinking ? "on" : "off");
+           o->server.thinking ? "on" : "off", strcmp(bl_model_device(m), "cpu") == 0 ? "the CPU" : "the GPU");
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
         printf("baleend: Engram tables: %s: %s\n", cli_engram_places[plan->engram], plan->engram_why);
@@ -114,8 +115,8 @@ static int serve(const settings *o, sigset_t *signals)
     pthread_sigmask(SIG_UNBLOCK, signals, NULL); /* the next one kills */
     bl_server_drain(server);
     bl_server_wait_idle(server, o->drain);
-    const bool broken = bl_model_fault(model) != NULL; /* its thread has nothing to run any more */
     bl_server_stop(&server);
+    const bool broken = bl_model_fault(model) != NULL; /* no thread changes it any more */
     bl_model_close(&model);
     return cli_finish("baleend", broken ? 4 : 0);
 }
@@ -188,7 +189,8 @@ static int read_settings(int argc, char **argv, settings *o)
         {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE",
          "on a GPU: Engram tables on the device, on the host or mapped (default auto)"},
         {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
-        {"memory", CLI_SIZE(1, CLI_SIZE_MOST), &o->memory, "SIZE", "with --plan: free memory of the GPU (default: that of the GPU here)"},
+        {"memory", CLI_SIZE(1, CLI_SIZE_MOST), &o->memory, "SIZE",
+         "with --plan: for a GPU with so much free (default: what there is here)"},
         {"json", CLI_FLAG, &o->json, NULL, "with --plan: as one JSON document"},
         {"timeout", CLI_REAL(1, 1e6), &v->timeout, "SECONDS", "for a request to arrive, and for a client to read (default 120)"},
         {"ping", CLI_REAL(0.1, 1e6), &v->ping, "SECONDS", "silence after which a stream gets a comment line (default 15)"},
@@ -200,6 +202,8 @@ static int read_settings(int argc, char **argv, settings *o)
         return rc;
     if ((o->memory || o->json) && !o->plan)
         return cli_usage_error(&c, "--memory and --json go with --plan");
+    if (device == BL_DEVICE_CPU && (o->memory || engram != BL_ENGRAM_AUTO || o->model.cache.tokens))
+        return cli_usage_error(&c, "--memory, --engram and --cache-tokens are for a GPU, not for --device cpu");
     if (v->api_key && key_file)
         return cli_usage_error(&c, "--api-key and --api-key-file exclude each other");
     if (v->model_name && !bl_text_is_clean(v->model_name, strlen(v->model_name)))

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from conftest import BUILD, DEMO, run
+from serving import Server
 
 PROGRAM = BUILD / "tests" / "baleend_gpu_stub"
 OUT_OF_MEMORY, NO_DEVICE, OLD_DRIVER, ILLEGAL = 2, 100, 35, 700
@@ -45,3 +46,11 @@ def test_cannot_start():
     refused(DEMO, rc=4, words=["does not fit", "are free"], CUDA_STUB_MEMORY=str(10**9))
     refused(DEMO, rc=4, words=["out of"], CUDA_STUB_FAIL=f"cudaMalloc 2 {OUT_OF_MEMORY}")
     refused(DEMO, rc=4, words=["illegal memory access"], CUDA_STUB_FAIL=f"cudaMemcpyAsync 9 {ILLEGAL}")
+
+
+def test_auto_is_decided_once():
+    """A device that answers now and then: all on one device or the other, and the server says which."""
+    for fail, where in (("cudaGetDevice 1 46", "the CPU"), ("cudaGetDeviceProperties 1 46", "the CPU"), ("cudaGetDevice 9 46", "the GPU")):
+        with Server("baleend_gpu_stub", "--device", "auto", env={"CUDA_STUB_FAIL": fail}) as s:
+            assert s.line("ready in").endswith(f", on {where}")
+            assert s.alive()

@@ -25,6 +25,13 @@ def test_text():
     assert "device" not in plan(DEMO, "--device", "cpu").out
 
 
+def test_memory_means_a_gpu():
+    assert plan(DEMO, "--memory", "8GiB").out == plan(DEMO, "--memory", "8GiB", "--device", "cuda").out
+    for option in (["--memory", "8GiB"], ["--engram", "host"], ["--cache-tokens", "9"]):
+        r = run("baleend", DEMO, "--plan", "--device", "cpu", *option, timeout=60)
+        assert r.rc == 2 and r.err.count("\n") == 1 and option[0] in r.err, r.err
+
+
 def test_too_small():
     r = plan(DEMO, "--device", "cuda", "--memory", "1GB", rc=1)
     assert "it does not fit" in r.out and r.err == ""

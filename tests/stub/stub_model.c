@@ -227,6 +227,11 @@ const struct bl_memory_plan *bl_model_memory(const bl_model *m)
     return NULL;
 }
 
+const char *bl_model_device(const bl_model *m)
+{
+    return "cpu";
+}
+
 const bl_error *bl_model_fault(const bl_model *m)
 {
     return m->fault.code ? &m->fault : NULL;
