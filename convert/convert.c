@@ -201,7 +201,7 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
         BL_TRY(open_hints(j, err));
     }
     report->hinted = j->hints != NULL;
-    BL_TRY(j->hints ? bl_hints_bind(j->hints, &j->plan, &report->hinted_count, err) : BL_OK);
+    BL_TRY(j->hints ? bl_hints_bind(j->hints, &j->plan, &report->hinted_count, &report->hinted_among, err) : BL_OK);
     return check_hints(j, report->hinted_count, err);
 }
 

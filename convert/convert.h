@@ -54,6 +54,7 @@ typedef struct bl_convert_report {
     bl_encode_stats encoded[BL_ENCODE_CLASSES]; /* of all files, those included that an earlier run made */
     bool hinted;         /* scale hints were used */
     size_t hinted_count; /* of how many weights */
+    size_t hinted_among; /* of those that are encoded */
     bl_generation generation;
     bl_scale_survey scales; /* of the whole source, without its pointers: a cast is exact when none is rounded */
     size_t kept_files; /* finished by an earlier run and proven by this one */

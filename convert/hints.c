@@ -1,11 +1,11 @@
 #include "convert/hints.h"
 
+#include "formats/names.h"
 #include "verify/values.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 struct bl_hints {
     bl_checkpoint *c;
@@ -46,13 +46,15 @@ static bl_status index_weights(bl_hints *h, bl_error *err)
 
 static bl_status open_hints(bl_hints *h, const char *path, bl_error *err)
 {
-    char kept[4096];
-    struct stat st;
-    int n = snprintf(kept, sizeof kept, "%s/%s", path, BL_SCALES_NAME);
-    bool file = n > 0 && (size_t)n < sizeof kept && stat(kept, &st) == 0;
+    const char *kept = bl_path_join(&h->arena, path, BL_SCALES_NAME), *packed = bl_path_join(&h->arena, path, "manifest.json");
+    if (!kept || !packed) {
+        return nomem(err);
+    }
+    bool file = access(kept, F_OK) == 0 && access(packed, F_OK) != 0; /* what a packed model kept is not all that it has */
     const bl_checkpoint_options any = {.any_generation = true};
     BL_TRY(bl_checkpoint_open(&h->c, file ? kept : path, &any, err));
     if (h->c->kind != BL_SOURCE_FILE) {
+        BL_TRY(bl_plan_released_scales(h->c, err));
         BL_TRY(bl_bind(h->c, &h->arena, NULL, NULL, &h->binding, err));
         BL_TRY(index_weights(h, err));
     }
@@ -142,9 +144,9 @@ const bl_checkpoint *bl_hints_source(const bl_hints *h)
     return h->c;
 }
 
-bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, bl_error *err)
+bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, size_t *weights, bl_error *err)
 {
-    *found = 0;
+    *found = *weights = 0;
     h->views = bl_arena_array(&h->arena, plan->sum_count, sizeof *h->views);
     if (!h->views) {
         return nomem(err);
@@ -160,6 +162,7 @@ bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, bl_erro
         BL_TRY(h->order ? find_weight(h, &want.w, view, err) : find_tensor(h, &want.w, view, err));
         expected += !on_request(&want.w);
         *found += view->count != 0;
+        ++*weights;
     }
     if (expected && *found == 0) {
         return bl_fail(err, BL_E_INPUT, h->c->path, NULL, -1, "has no scale of any of the %zu weights to encode", expected);

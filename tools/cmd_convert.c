@@ -146,8 +146,7 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
         printf("%zu original scales kept in " BL_SCALES_NAME "\n", r->scales_saved);
     }
     if (r->hinted) {
-        printf("scale hints for %zu of %zu weights\n", r->hinted_count,
-               r->action_count[BL_ACT_ENCODE] + r->action_count[BL_ACT_RECAST]);
+        printf("scale hints for %zu of %zu weights\n", r->hinted_count, r->hinted_among);
     }
     encoded_print(r);
     if (r->scales.weights) {

@@ -2,6 +2,7 @@
 import ctypes
 import ctypes.util
 import json
+import re
 import shutil
 
 import numpy as np
@@ -142,6 +143,28 @@ def test_models_of_other_splits_compare(baleen, inner, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+def refused_as_split(r, split):
+    assert r.rc == 2 and r.out == "" and r.err.count("\n") == 1 and f"was packed with --split {split}" in r.err and "'baleen merge'" in r.err
+
+
+def test_as_hints(baleen, inner, tmp_path):
+    """What such a model kept of the release's scales are those of some weights."""
+    cast = tmp_path / "cast"
+    assert baleen("convert", inner, cast, "--to", "bf16", "--keep", "dspark,vision").rc == 0
+    for split in SPLITS:
+        made = pack(baleen, inner, tmp_path / split, layout_of(inner, split))
+        r = baleen("convert", cast, tmp_path / "again", "--to", "released", "--scale-hints", made)
+        if split == "pad":
+            assert r.rc == 0 and re.search(r"scale hints for (\d+) of \1 weights", r.out)
+            continue
+        refused_as_split(r, split)
+        r = baleen("convert", made, tmp_path / f"back-{split}", "--to", "released")
+        counts = [int(n) for n in re.search(r"scale hints for (\d+) of (\d+) weights", r.out).groups()]
+        kept = len(ckpt.tensors(made / "scales.source.st"))
+        encoded = sum(int(n) for n in re.findall(r"^(?:attention|shared experts|draft|dense) +(\d+) ", r.out, re.M))
+        assert r.rc == 0 and counts[0] == kept > 0 and counts[1] == encoded + (0 if split == "bf16" else 10)  # cut rows have their codes
+
+
 def test_packed_again(baleen, inner, tmp_path):
     """From a model of one rank, whose digests have other tiles; damage in it is seen all the same."""
     one = pack(baleen, inner, tmp_path / "one", ranks.Layout(inner))
@@ -155,10 +178,10 @@ def test_packed_again(baleen, inner, tmp_path):
     assert r.rc == 0 and baleen("verify", tmp_path / "two", "--against", inner).rc == 0, r.err
     for split in ("expand1x32", "bf16"):
         for args in (["--to", "packed"], ["--to", "bf16", "--save-scales"]):
-            r = baleen("convert", tmp_path / split, tmp_path / "no", *args)
-            assert r.rc == 2 and f"--split {split}" in r.err and "merge" in r.err
-        r = baleen("bucket", tmp_path / split, tmp_path / "no")
-        assert r.rc == 2 and f"--split {split}" in r.err
+            refused_as_split(baleen("convert", tmp_path / split, tmp_path / "no", *args), split)
+        refused_as_split(baleen("bucket", tmp_path / split, tmp_path / "no"), split)
+        refused_as_split(baleen("bucket", tmp_path / split, tmp_path / "no", "--dry-run"), split)
+    assert not list(tmp_path.glob("no*"))
     assert baleen("bucket", tmp_path / "pad", tmp_path / "buckets").rc == 0
     t = tensor_of(ranks.manifest(one, 0), "layers.1.ffn.shared_experts.w1.weight")
     with open(one / "rank-0000/layer-01.safetensors", "r+b") as f:
