@@ -73,7 +73,7 @@ bl_status bl_archive_folder_make(bl_archive_folder *f, const char *in, const cha
     const char *slash = strrchr(archive, '/');
     char prefix[160];
     snprintf(prefix, sizeof prefix, ".%.100s.unpacked-", slash ? slash + 1 : archive);
-    *f = (bl_archive_folder){.lock = -1};
+    *f = (bl_archive_folder){.in = in, .lock = -1};
     remove_left_over(in, prefix);
     for (int tries = 0; tries < 100 && f->lock < 0; tries++) { /* another process may take it for left over before it is locked */
         free(f->path);
@@ -116,7 +116,7 @@ bl_status bl_archive_folder_create(const bl_archive_folder *f, const char *name,
         BL_TRY(bl_free_space(f->path, &room, err));
     }
     if (room < size) {
-        return bl_fail(err, BL_E_IO, f->path, name, -1, "needs %llu bytes there, %llu are free", (unsigned long long)size,
+        return bl_fail(err, BL_E_IO, f->in, name, -1, "needs %llu bytes there, %llu are free", (unsigned long long)size,
                        (unsigned long long)room);
     }
     if (asprintf(&path, "%s/%s", f->path, name) < 0) {
@@ -131,5 +131,5 @@ bl_status bl_archive_folder_create(const bl_archive_folder *f, const char *name,
     int e = errno;
     free(path);
     *twice = *fd < 0 && (e == EEXIST || e == ENOTDIR || e == EISDIR);
-    return *fd >= 0 || *twice ? BL_OK : bl_fail_errno(err, e, 0, f->path, "cannot unpack");
+    return *fd >= 0 || *twice ? BL_OK : bl_fail_errno(err, e, 0, f->in, "cannot unpack there");
 }

@@ -4,6 +4,7 @@
 
 #include "formats/archives.h"
 #include "formats/spool.h"
+#include "formats/unpacker.h"
 
 struct archive;
 struct archive_entry;
@@ -19,11 +20,14 @@ typedef struct bl_member {
     char *name;
     bl_member_kind kind;
     uint64_t base, size;
+    bool has_crc;
+    uint32_t crc; /* BL_MEMBER_RANGE in a zip: CRC-32 of the data, by the directory */
 } bl_member;
 
 /* The folder that looks like the checkpoint: small files, and a hole for every other member. */
 typedef struct bl_archive_folder {
     char *path; /* NULL: none */
+    const char *in; /* the folder that it is in: what goes wrong there is not the archive's fault */
     int lock;   /* its descriptor, locked while we live; -1 = none */
 } bl_archive_folder;
 
@@ -52,7 +56,41 @@ bl_status bl_archive_folder_make(bl_archive_folder *f, const char *in, const cha
 bl_status bl_archive_folder_create(const bl_archive_folder *f, const char *name, uint64_t size, int *fd, bool *twice, bl_error *err);
 void bl_archive_folder_remove(bl_archive_folder *f);
 
+/* Limits: bytes of a small file, and how often an archive's size it may unpack to. */
+#define BL_MEMBERS_SMALL ((uint64_t)1 << 30)
+#define BL_MEMBERS_RATIO 1000
+
+/* A walk through the archive, forwards. */
+typedef struct bl_members {
+    const bl_archive *a;
+    bool (*cancelled)(void); /* may be NULL */
+    bl_error *err;
+    struct archive *r;
+    bl_unpacker *unpacker; /* NULL: the archive is not compressed as a whole */
+    bl_status status;      /* of the unpacker, and why */
+    bl_error failure;
+} bl_members;
+
+bl_status bl_members_open(bl_members *x);
+void bl_members_close(bl_members *x);
+/* The next member; *e is NULL at the end, when all of the archive was read. */
+bl_status bl_members_next(bl_members *x, struct archive_entry **e);
+/* Pass over what is left of the data. */
+bl_status bl_members_skip(const bl_members *x, const char *name);
+/* The blocks of a member that holds m->size bytes, in order. each may end the reading early. */
+bl_status bl_members_blocks(const bl_members *x, const bl_member *m, bool sparse, void *arg,
+                            bl_status (*each)(void *arg, const char *data, uint64_t n, uint64_t at, bool *enough));
+/* BL_E_INPUT of the member (NULL: of the archive): why; or what the reader has met. */
+bl_status bl_members_refuse(const bl_members *x, const char *name, const char *why);
+bl_status bl_members_damaged(const bl_members *x, const char *name);
+bl_status bl_members_interrupted(const bl_members *x); /* BL_E_CANCELLED if so */
+
 /* Read the whole archive: names, small files, headers of weights. */
 bl_status bl_archive_scan(bl_archive *a, const bl_archive_options *o, bl_error *err);
+/* Read it again for the weights that are wanted: what the spool runs; arg is the archive. */
+bl_status bl_archive_stream(void *arg, bl_error *err);
+
+/* Set the CRC-32 of the members that are ranges of a zip archive. One that the directory does not have is BL_E_INPUT. */
+bl_status bl_zip_sums(bl_archive *a, bl_error *err);
 
 #endif

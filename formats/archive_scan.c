@@ -1,4 +1,4 @@
-/* Reading an archive: once for names, small files and headers, and where that could not keep everything once more for the weights. */
+/* The first reading of an archive: names, small files, and of weights the headers. */
 #include "formats/archive_parts.h"
 
 #include "formats/safetensors.h"
@@ -11,17 +11,14 @@
 #include <unistd.h>
 
 #define MAX_MEMBERS 100000
-#define MAX_SMALL ((uint64_t)1 << 30)
-#define MAX_RATIO 1000
-#define READ_BYTES ((size_t)1 << 20)
 #define SPOOL_ALIGN ((uint64_t)4096)
 #define AHEAD ((uint64_t)64 << 20) /* bytes that are unpacked before they are needed, so that both sides work at once */
 #define HEAD ((uint64_t)4096) /* bytes kept of a member in any case: enough to say what it is if it is no safetensors file */
 
 typedef struct scanner {
+    bl_members m;
     bl_archive *a;
     const bl_archive_options *o;
-    struct archive *r;
     bl_error *err;
     bool filling; /* everything is kept so far */
     uint64_t unpacked; /* bytes of small files */
@@ -43,46 +40,7 @@ static bl_status nomem(const scanner *x)
 
 static bl_status refuse(const scanner *x, const char *name, const char *why)
 {
-    return bl_fail(x->err, BL_E_INPUT, x->a->path, name, -1, "%s", why);
-}
-
-static bl_status damaged(const scanner *x, const char *name)
-{
-    int e = archive_errno(x->r);
-    const char *text = archive_error_string(x->r);
-    if (e == EIO || e == ENOMEM) {
-        return bl_fail_errno(x->err, e, 1, x->a->path, "cannot read the archive");
-    }
-    return bl_fail(x->err, BL_E_INPUT, x->a->path, name, -1, "the archive is damaged: %s", text ? text : "no reason given");
-}
-
-static bl_status interrupted(const scanner *x)
-{
-    return x->o->cancelled && x->o->cancelled() ? bl_fail(x->err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted") : BL_OK;
-}
-
-static bl_status open_reader(scanner *x)
-{
-    x->r = archive_read_new();
-    if (!x->r) {
-        return nomem(x);
-    }
-    archive_read_support_filter_gzip(x->r);
-    archive_read_support_filter_zstd(x->r);
-    archive_read_support_filter_xz(x->r);
-    archive_read_support_format_tar(x->r);
-    archive_read_support_format_zip_seekable(x->r); /* by its directory, as unzip goes: one that is cut has none */
-    int fd = bl_file_fd(x->a->file); /* the same file each time, whatever has its name by now */
-    if (lseek(fd, 0, SEEK_SET) != 0) {
-        return bl_fail_errno(x->err, errno, 1, x->a->path, "cannot read the archive");
-    }
-    return archive_read_open_fd(x->r, fd, READ_BYTES) == ARCHIVE_OK ? BL_OK : damaged(x, NULL);
-}
-
-static void close_reader(scanner *x)
-{
-    archive_read_free(x->r);
-    x->r = NULL;
+    return bl_members_refuse(&x->m, name, why);
 }
 
 /* ---- what a member may be */
@@ -90,14 +48,14 @@ static void close_reader(scanner *x)
 /* A size that no real data of this archive can have is a bomb, or a lie. */
 static bl_status check_amount(const scanner *x, const char *name, uint64_t size)
 {
-    if (bl_entry_is_small(name) && size > MAX_SMALL) {
+    if (bl_entry_is_small(name) && size > BL_MEMBERS_SMALL) {
         return refuse(x, name, "has more than 1 GiB, which no small file of a checkpoint has");
     }
     uint64_t all = x->a->spooled + x->unpacked;
-    if (bl_add_overflow(all, size, &all) || (all > MAX_SMALL && all / MAX_RATIO > bl_file_size(x->a->file))) {
+    if (bl_add_overflow(all, size, &all) || (all > BL_MEMBERS_SMALL && all / BL_MEMBERS_RATIO > bl_file_size(x->a->file))) {
         return refuse(x, name, "unpacks to over 1000 times the size of the archive: refused");
     }
-    return interrupted(x);
+    return bl_members_interrupted(&x->m);
 }
 
 static bl_status add_member(scanner *x, const char *name, bl_member_kind kind, uint64_t base, uint64_t size)
@@ -133,7 +91,7 @@ static bl_status put(const scanner *x, int fd, const char *p, size_t n, int64_t 
             continue;
         }
         if (k <= 0) {
-            return bl_fail_errno(x->err, k < 0 ? errno : EIO, 0, x->a->folder.path, "cannot unpack");
+            return bl_fail_errno(x->err, k < 0 ? errno : EIO, 0, x->a->spill, "cannot unpack there");
         }
         p += k;
         at += k;
@@ -149,7 +107,7 @@ static bl_status unpack(scanner *x, const char *name, int fd)
     la_int64_t at, end = 0;
     int rc;
     BL_TRY(add_member(x, name, BL_MEMBER_UNPACKED, 0, 0));
-    while ((rc = archive_read_data_block(x->r, &data, &n, &at)) == ARCHIVE_OK) {
+    while ((rc = archive_read_data_block(x->m.r, &data, &n, &at)) == ARCHIVE_OK) {
         if (at < end) {
             return refuse(x, name, "its parts overlap");
         }
@@ -158,7 +116,7 @@ static bl_status unpack(scanner *x, const char *name, int fd)
         end = at + (la_int64_t)n;
     }
     x->unpacked += (uint64_t)end;
-    return rc == ARCHIVE_EOF ? BL_OK : damaged(x, name);
+    return rc == ARCHIVE_EOF ? BL_OK : bl_members_damaged(&x->m, name);
 }
 
 /* ---- weights that lie in the archive as they are */
@@ -166,9 +124,9 @@ static bl_status unpack(scanner *x, const char *name, int fd)
 /* Is the data that comes next a range of the archive's file, at archive_filter_bytes(, 0)? */
 static bool is_range(const scanner *x, struct archive_entry *e)
 {
-    int format = archive_format(x->r) & ARCHIVE_FORMAT_BASE_MASK;
-    const char *name = archive_format_name(x->r);
-    return archive_filter_code(x->r, 0) == ARCHIVE_FILTER_NONE && archive_entry_sparse_count(e) == 0 && archive_entry_size(e) > 0 &&
+    int format = archive_format(x->m.r) & ARCHIVE_FORMAT_BASE_MASK;
+    const char *name = archive_format_name(x->m.r);
+    return !x->m.unpacker && archive_entry_sparse_count(e) == 0 && archive_entry_size(e) > 0 &&
            (format == ARCHIVE_FORMAT_TAR || (format == ARCHIVE_FORMAT_ZIP && name && strstr(name, "(uncompressed)")));
 }
 
@@ -179,7 +137,7 @@ static bool begins_there(const scanner *x, uint64_t base, uint64_t size)
     size_t n;
     la_int64_t at;
     char have[4096];
-    if (archive_read_data_block(x->r, &data, &n, &at) != ARCHIVE_OK || at != 0 || n == 0) {
+    if (archive_read_data_block(x->m.r, &data, &n, &at) != ARCHIVE_OK || at != 0 || n == 0) {
         return false;
     }
     n = n < sizeof have ? n : sizeof have;
@@ -188,7 +146,7 @@ static bool begins_there(const scanner *x, uint64_t base, uint64_t size)
 
 static bl_status take_range(scanner *x, const char *name, uint64_t size)
 {
-    uint64_t base = (uint64_t)archive_filter_bytes(x->r, 0), all = bl_file_size(x->a->file);
+    uint64_t base = (uint64_t)archive_filter_bytes(x->m.r, 0), all = bl_file_size(x->a->file);
     if (base > all || size > all - base) {
         return refuse(x, name, "ends beyond the archive: a truncated download?");
     }
@@ -196,7 +154,7 @@ static bl_status take_range(scanner *x, const char *name, uint64_t size)
         return refuse(x, name, "its data is not where the archive says");
     }
     BL_TRY(add_member(x, name, BL_MEMBER_RANGE, base, size));
-    return archive_read_data_skip(x->r) == ARCHIVE_OK ? BL_OK : damaged(x, name);
+    return bl_members_skip(&x->m, name);
 }
 
 /* ---- weights that come out of the spool */
@@ -284,35 +242,6 @@ static bl_status look(scanner *x, probe *p, const char *data, uint64_t n, uint64
     return BL_OK;
 }
 
-/* The blocks of a member that holds size bytes, in order. each may end the reading early. */
-static bl_status read_blocks(scanner *x, const bl_member *m, bool sparse, void *arg,
-                             bl_status (*each)(void *arg, const char *data, uint64_t n, uint64_t at, bool *enough))
-{
-    const void *data;
-    size_t n;
-    la_int64_t at;
-    uint64_t end = 0;
-    int rc;
-    bool enough = false;
-    while (!enough && (rc = archive_read_data_block(x->r, &data, &n, &at)) == ARCHIVE_OK) {
-        if ((uint64_t)at < end || (uint64_t)at > m->size || n > m->size - (uint64_t)at) {
-            return refuse(x, m->name, "its data is not as long as the archive says");
-        }
-        BL_TRY(interrupted(x));
-        if (n) {
-            BL_TRY(each(arg, data, n, (uint64_t)at, &enough));
-        }
-        end = (uint64_t)at + n;
-    }
-    if (enough) {
-        return archive_read_data_skip(x->r) == ARCHIVE_OK ? BL_OK : damaged(x, m->name);
-    }
-    if (rc != ARCHIVE_EOF) {
-        return damaged(x, m->name);
-    }
-    return sparse || end == m->size ? BL_OK : refuse(x, m->name, "its data is not as long as the archive says");
-}
-
 typedef struct probing {
     scanner *x;
     probe *p;
@@ -349,7 +278,7 @@ static bl_status take_spooled(scanner *x, const char *name, uint64_t size, bool 
     a->last_spooled = a->count - 1;
     a->count_spooled++;
     probe p = {.m = &a->members[a->count - 1], .head = size < HEAD ? size : HEAD};
-    bl_status s = read_blocks(x, p.m, sparse, &(probing){x, &p}, probe_block);
+    bl_status s = bl_members_blocks(&x->m, p.m, sparse, &(probing){x, &p}, probe_block);
     free(p.stay);
     return s;
 }
@@ -363,7 +292,7 @@ static bl_status weights(scanner *x, struct archive_entry *e, const char *name, 
     }
     uint64_t size = (uint64_t)archive_entry_size(e);
     BL_TRY(is_range(x, e) ? take_range(x, name, size) : take_spooled(x, name, size, archive_entry_sparse_count(e) > 0));
-    return ftruncate(fd, (off_t)size) == 0 ? BL_OK : bl_fail_errno(x->err, errno, 0, x->a->folder.path, "cannot make a hole in");
+    return ftruncate(fd, (off_t)size) == 0 ? BL_OK : bl_fail_errno(x->err, errno, 0, x->a->spill, "cannot make a file with a hole there");
 }
 
 static bl_status read_member(scanner *x, struct archive_entry *e)
@@ -388,7 +317,7 @@ static bl_status read_member(scanner *x, struct archive_entry *e)
     }
     bl_status s = is_weights ? weights(x, e, name, fd) : unpack(x, name, fd);
     if (close(fd) != 0 && s == BL_OK) {
-        s = bl_fail_errno(x->err, errno, 0, x->a->folder.path, "cannot unpack");
+        s = bl_fail_errno(x->err, errno, 0, x->a->spill, "cannot unpack there");
     }
     return s;
 }
@@ -396,82 +325,29 @@ static bl_status read_member(scanner *x, struct archive_entry *e)
 static bl_status read_all(scanner *x)
 {
     struct archive_entry *e;
-    int rc;
-    BL_TRY(open_reader(x));
-    while ((rc = archive_read_next_header(x->r, &e)) == ARCHIVE_OK) {
+    BL_TRY(bl_members_open(&x->m));
+    for (;;) {
+        BL_TRY(bl_members_next(&x->m, &e));
+        if (!e) {
+            break;
+        }
         BL_TRY(read_member(x, e));
-        BL_TRY(interrupted(x));
+        BL_TRY(bl_members_interrupted(&x->m));
     }
-    if (rc != ARCHIVE_EOF) {
-        return damaged(x, NULL);
-    }
-    return x->a->count ? BL_OK : refuse(x, NULL, "is an archive without files");
-}
-
-/* ---- the second reading, in the spool's thread */
-
-typedef struct streaming {
-    scanner *x;
-    const bl_member *m;
-} streaming;
-
-static bl_status stream_block(void *arg, const char *data, uint64_t n, uint64_t at, bool *enough)
-{
-    const streaming *g = arg;
-    *enough = false;
-    return bl_spool_put(g->x->a->spool, data, n, g->m->base + at, g->x->err);
-}
-
-static bl_status stream_member(scanner *x, struct archive_entry *e, const bl_member *m)
-{
-    if (m->kind != BL_MEMBER_SPOOLED || !bl_spool_wants(x->a->spool, m->base, m->base + m->size)) {
-        return archive_read_data_skip(x->r) == ARCHIVE_OK ? BL_OK : damaged(x, m->name);
-    }
-    BL_TRY(read_blocks(x, m, archive_entry_sparse_count(e) > 0, &(streaming){x, m}, stream_block));
-    return bl_spool_put(x->a->spool, "", 0, m->base + m->size, x->err); /* a hole at its end */
-}
-
-static bl_status stream_all(scanner *x)
-{
-    struct archive_entry *e;
-    size_t at = 0;
-    int rc;
-    BL_TRY(open_reader(x));
-    while ((rc = archive_read_next_header(x->r, &e)) == ARCHIVE_OK) {
-        const char *why, *name = bl_entry_name(e, &why);
-        if (!why && archive_entry_filetype(e) == AE_IFDIR) {
-            continue;
-        }
-        const bl_member *m = at < x->a->count ? &x->a->members[at++] : NULL;
-        if (why || !m || strcmp(m->name, name) != 0 || (m->kind == BL_MEMBER_SPOOLED && (uint64_t)archive_entry_size(e) != m->size)) {
-            return refuse(x, NULL, "changed while it was being read");
-        }
-        BL_TRY(stream_member(x, e, m));
-    }
-    if (rc != ARCHIVE_EOF) {
-        return damaged(x, NULL);
-    }
-    return at == x->a->count ? BL_OK : refuse(x, NULL, "changed while it was being read");
-}
-
-static bl_status stream(void *arg, bl_error *err)
-{
-    static const bl_archive_options none; /* who waits polls; the spool stops the stream */
-    scanner x = {.a = arg, .o = &none, .err = err};
-    bl_status s = stream_all(&x);
-    close_reader(&x);
-    return s;
+    bool zip = (archive_format(x->m.r) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_ZIP;
+    BL_TRY(x->a->count ? BL_OK : refuse(x, NULL, "is an archive without files"));
+    return zip ? bl_zip_sums(x->a, x->err) : BL_OK;
 }
 
 bl_status bl_archive_scan(bl_archive *a, const bl_archive_options *o, bl_error *err)
 {
-    scanner x = {.a = a, .o = o, .err = err};
+    scanner x = {.m = {.a = a, .cancelled = o->cancelled, .err = err}, .a = a, .o = o, .err = err};
     bl_status s = read_all(&x);
-    close_reader(&x);
+    bl_members_close(&x.m);
     if (s == BL_OK && x.filling) {
         bl_spool_complete(a->spool);
     } else if (s == BL_OK && a->spool) {
-        bl_spool_source(a->spool, stream, a);
+        bl_spool_source(a->spool, bl_archive_stream, a);
     }
     return s;
 }

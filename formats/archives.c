@@ -91,7 +91,7 @@ bl_status bl_archive_open(bl_archive **out, const char *path, const bl_archive_o
     }
     bl_status s = bl_file_open(&a->file, path, err);
     if (s == BL_OK) {
-        s = bl_archive_folder_make(&a->folder, o->spill, path, err);
+        s = bl_archive_folder_make(&a->folder, a->spill, path, err);
     }
     if (s == BL_OK) {
         s = bl_free_space(o->spill, &room, err);
@@ -152,6 +152,9 @@ bl_status bl_archive_file(const bl_archive *a, const char *name, bl_file **out, 
         }
         s = m->kind == BL_MEMBER_RANGE ? bl_file_range(out, a->file, m->base, m->size, shown, err)
                                        : bl_file_spooled(out, a->spool, m->base, m->size, shown, err);
+        if (s == BL_OK && m->has_crc) {
+            bl_file_note_crc32(*out, m->crc);
+        }
     }
     if (s == BL_OK && !*out) {
         s = bl_file_open(out, path, err);

@@ -19,6 +19,8 @@ struct bl_file {
     int fd;
     uint64_t base, size;
     bl_spool *spool; /* NULL, or what its bytes come into */
+    bool has_crc;
+    uint32_t crc;
     char path[];
 };
 
@@ -49,6 +51,7 @@ static bl_file *new_file(int fd, uint64_t base, uint64_t size, const char *path)
         f->base = base;
         f->size = size;
         f->spool = NULL;
+        f->has_crc = false;
         memcpy(f->path, path, n);
     }
     return f;
@@ -152,6 +155,18 @@ bl_status bl_file_spooled(bl_file **out, bl_spool *spool, uint64_t base, uint64_
     BL_TRY(part_of(out, bl_spool_fd(spool), base, size, path, err));
     (*out)->spool = spool;
     return BL_OK;
+}
+
+bool bl_file_crc32(const bl_file *f, uint32_t *crc)
+{
+    *crc = f->has_crc ? f->crc : 0;
+    return f->has_crc;
+}
+
+void bl_file_note_crc32(bl_file *f, uint32_t crc)
+{
+    f->has_crc = true;
+    f->crc = crc;
 }
 
 bl_spool *bl_file_spool(const bl_file *f)

@@ -24,6 +24,10 @@ const char *bl_file_path(const bl_file *f);
 int bl_file_fd(const bl_file *f); /* borrowed */
 /* Where the file's byte 0 lies in its descriptor's file: 0, unless it was made by bl_file_range. */
 uint64_t bl_file_base(const bl_file *f);
+/* The CRC-32 that an archive has of all of the file's bytes, for whoever reads them all; false: none. */
+bool bl_file_crc32(const bl_file *f, uint32_t *crc);
+/* Note it, before the file is shared. */
+void bl_file_note_crc32(bl_file *f, uint32_t crc);
 /* size bytes at base of whole, which must have them, as a file of its own; path is what it is called in errors. */
 bl_status bl_file_range(bl_file **out, bl_file *whole, uint64_t base, uint64_t size, const char *path, bl_error *err);
 

@@ -1,5 +1,7 @@
 #include "formats/foreign.h"
 
+#include "formats/archive_write.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -83,6 +85,9 @@ bl_status bl_foreign_check(const bl_file *f, bl_error *err)
     }
     if (!what && n >= 8 && head[0] == 0 && memcmp(head, head + 1, n - 1) == 0) {
         what = "zero bytes where the header should be: a download or a copy that was never filled";
+    }
+    if (!what && bl_archive_kind_of(bl_file_path(f)) != BL_ARCHIVE_NONE) {
+        what = "is named like an archive, but does not begin like one that can be read";
     }
     return what ? bl_fail(err, BL_E_INPUT, bl_file_path(f), NULL, -1, "%s", what) : BL_OK;
 }

@@ -13,8 +13,8 @@ static const char details[] =
     "  0  names: every tensor in exactly the file that the index or manifest says, nothing missing, doubled or stray\n"
     "  1  structure: strict safetensors headers, sizes, manifests that agree with the files\n"
     "  2  semantic: tensors against the config, scales, NaN codes, infinities\n"
-    "  3  content: SHA-256 of every file with a recorded one (SHA256SUMS, Hugging Face cache), every 8 MiB chunk of a packed\n"
-    "     model, every tensor of weight-sync buckets\n"
+    "  3  content: SHA-256 of every file with a recorded one (SHA256SUMS, Hugging Face cache), CRC-32 of others in a .zip, every\n"
+    "     8 MiB chunk of a packed model, every tensor of weight-sync buckets\n"
     "  4  trust: with --key PUB, and before anything else: SHA256SUMS.sig is the Ed25519 signature of SHA256SUMS, which must list\n"
     "     every file (what git and the Hugging Face client keep for themselves aside: .git*, .cache)\n"
     "\n"
@@ -114,6 +114,9 @@ static int print_json(output *out, const char *path, const bl_verify_options *o,
                           (json_int_t)r->files, "tensors", (json_int_t)r->tensors, "files_hashed", (json_int_t)r->files_hashed,
                           "files_unproven", (json_int_t)r->files_unproven, "chunks", (json_int_t)r->chunks, "bytes",
                           (json_int_t)r->bytes, "seconds", r->seconds);
+    if (j && r->files_crc) {
+        json_object_set_new(j, "files_crc32", json_integer((json_int_t)r->files_crc));
+    }
     if (j && o->cache) {
         json_object_set_new(j, "cache", json_pack("{s:I, s:I, s:s}", "files", (json_int_t)r->files_cached, "bytes",
                                                   (json_int_t)r->bytes_cached, "note", CACHE_NOTE));
@@ -147,6 +150,9 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
     printf(" at level %d: %zu tensors in %zu files", o->level, r->tensors, r->files);
     if (o->level >= 3) {
         printf(", %zu files by SHA-256, %zu %s", r->files_hashed, r->chunks, r->kind >= BL_SOURCE_BUCKETS ? "tensors by XXH3-128" : "chunks");
+    }
+    if (r->files_crc) {
+        printf(", %zu file%s by CRC-32", r->files_crc, bl_plural(r->files_crc));
     }
     if (r->files_hub) {
         printf(", %zu of them as Hugging Face records them", r->files_hub);

@@ -20,7 +20,7 @@ need_packages() {
     }
 }
 
-build_packages="gcc libc6-dev git meson ninja-build pkg-config libssl-dev libxxhash-dev libjansson-dev libarchive-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev"
+build_packages="gcc libc6-dev git meson ninja-build pkg-config libssl-dev libxxhash-dev libjansson-dev libarchive-dev zlib1g-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev"
 
 # build_tree BUILD_DIR [meson options]: configure once, then compile. The log is shown only when it fails.
 build_tree() {

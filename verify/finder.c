@@ -37,25 +37,49 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     report(f, (bl_finding){level, e.path, e.tensor, begin, end, e.message});
 }
 
+/* The place of d in a table of cap places, a power of two, which has free ones: zeros. */
+static bl_digest *place_of(bl_digest *table, size_t cap, const bl_digest *d)
+{
+    static const bl_digest none;
+    size_t at;
+    memcpy(&at, d->b, sizeof at);
+    for (at &= cap - 1; !bl_digest_equal(&table[at], &none) && !bl_digest_equal(&table[at], d); at = (at + 1) & (cap - 1)) {
+    }
+    return &table[at];
+}
+
+/* Room for one more, if there is memory: a problem that cannot be noted is reported again. */
+static void make_room(bl_finder *f)
+{
+    static const bl_digest none;
+    size_t cap = f->seen_cap ? 2 * f->seen_cap : 64;
+    bl_digest *grown = 2 * f->seen_count >= f->seen_cap ? calloc(cap, sizeof *grown) : NULL;
+    for (size_t i = 0; grown && i < f->seen_cap; i++) {
+        if (!bl_digest_equal(&f->seen[i], &none)) {
+            *place_of(grown, cap, &f->seen[i]) = f->seen[i];
+        }
+    }
+    if (grown) {
+        free(f->seen);
+        f->seen = grown;
+        f->seen_cap = cap;
+    }
+}
+
 /* Was it reported before? */
 static bool is_repeated(bl_finder *f, const bl_error *problem)
 {
     char text[sizeof problem->path + sizeof problem->message];
     int n = snprintf(text, sizeof text, "%s\n%s", problem->path, problem->message);
     bl_digest d = bl_digest_bytes(text, (uint64_t)n);
-    bool found = false;
     pthread_mutex_lock(&f->lock);
-    for (size_t i = 0; i < f->seen_count && !found; i++) {
-        found = bl_digest_equal(&f->seen[i], &d);
-    }
-    if (!found && f->seen_count == f->seen_cap) {
-        size_t cap = f->seen_cap ? 2 * f->seen_cap : 16;
-        bl_digest *grown = realloc(f->seen, cap * sizeof *grown);
-        f->seen = grown ? grown : f->seen;
-        f->seen_cap = grown ? cap : f->seen_cap;
-    }
-    if (!found && f->seen_count < f->seen_cap) {
-        f->seen[f->seen_count++] = d;
+    make_room(f);
+    bool room = f->seen_count + 1 < f->seen_cap;
+    bl_digest *place = room ? place_of(f->seen, f->seen_cap, &d) : NULL;
+    bool found = place && bl_digest_equal(place, &d);
+    if (place && !found) {
+        *place = d;
+        f->seen_count++;
     }
     pthread_mutex_unlock(&f->lock);
     return found;

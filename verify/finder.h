@@ -10,7 +10,7 @@ typedef struct bl_finder {
     const bl_verify_options *o;
     pthread_mutex_t lock;
     size_t count;
-    bl_digest *seen; /* [seen_count]: what bl_finder_problem reported about whole files */
+    bl_digest *seen; /* [seen_cap] a hash table with seen_count entries: what bl_finder_problem reported about whole files */
     size_t seen_count, seen_cap;
     const bl_archive *archives[2]; /* that the checkpoints come from: findings name them, not what stands for them */
     int level; /* for problems that come as bl_error through bl_finder_problem */

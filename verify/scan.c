@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 static bl_status nomem(bl_error *err)
 {
@@ -49,6 +50,7 @@ static bl_status add_source(bl_scanner *x, bl_scan_source *src, bl_error *err)
     if (x->s->chunks) {
         BL_TRY(bl_chunker_create(&src->chunker, err));
     }
+    src->has_crc = !src->hash && x->s->witnesses && bl_file_crc32(src->file, &src->crc_wanted); /* SHA-256 says more */
     return bl_reader_open(&src->reader, src->file, err);
 }
 
@@ -256,6 +258,22 @@ static bl_status work(void *arg, const bl_tile *t, bl_error *err)
     return BL_OK;
 }
 
+/* The CRC-32 that an archive has of its member. */
+static void check_crc(bl_scanner *x, bl_scan_source *src, const bl_tile *t)
+{
+    src->crc = (uint32_t)crc32_z(src->crc, t->data, t->nbytes);
+    if (!t->last) {
+        return;
+    }
+    if (src->crc == src->crc_wanted) {
+        pthread_mutex_lock(&x->lock);
+        x->s->crcs_right++;
+        pthread_mutex_unlock(&x->lock);
+    } else {
+        bl_find(x->f, 3, src->path, NULL, 0, (int64_t)bl_file_size(src->file), "its CRC-32 differs from the archive's");
+    }
+}
+
 static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
 {
     bl_scanner *x = arg;
@@ -271,6 +289,9 @@ static bl_status in_order(void *arg, const bl_tile *t, bl_error *err)
             bl_hash_both(src->hash, NULL, data, g->nbytes, 0, 0, NULL);
         }
         data += g->nbytes;
+    }
+    if (src->has_crc) {
+        check_crc(x, src, t);
     }
     if (src->hash && t->last) {
         uint8_t sha256[32];

@@ -26,6 +26,7 @@ typedef struct bl_scan {
     void (*look)(void *arg, const bl_weight *w, bool scale, uint64_t offset, uint64_t n, const uint8_t *data);
     void *arg;
     size_t chunks_right;               /* out */
+    size_t crcs_right;                 /* out: files without SHA-256 whose CRC-32 is that of the archive */
     uint64_t bytes;                    /* out: read */
     size_t files_cached;               /* out: taken from the cache instead */
     uint64_t bytes_cached;             /* out */

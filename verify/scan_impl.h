@@ -22,6 +22,8 @@ typedef struct bl_scan_source {
     bl_reader *reader;
     bl_witness *witness;
     bl_sha256 *hash;
+    bool has_crc; /* to be compared: CRC-32 on record, and of the bytes so far */
+    uint32_t crc_wanted, crc;
     bl_chunker *chunker;
     bl_scan_piece *pieces;
     size_t index;      /* of the checkpoint's file; SIZE_MAX: none of them */

@@ -229,13 +229,15 @@ static void fill_report(const side *s, int level, bl_verify_report *r)
     r->files_cached = s->scan.files_cached;
     r->bytes_cached = s->scan.bytes_cached;
     r->files_unrecorded = s->witnesses.unrecorded;
+    r->files_crc = s->scan.crcs_right;
     for (size_t i = 0; i < s->witnesses.count; i++) {
         r->files_hashed += bl_witness_proven(&s->witnesses.items[i]);
         r->files_hub += s->witnesses.items[i].hub_right;
     }
     for (size_t i = 0; level >= 3 && s->c->kind != BL_SOURCE_PACKED && i < s->c->file_count; i++) {
         const bl_witness *w = bl_witness_of(&s->witnesses, s->c->files[i].path);
-        r->files_unproven += !w || (!w->listed && w->hub.kind == BL_HUB_NONE);
+        uint32_t crc;
+        r->files_unproven += (!w || (!w->listed && w->hub.kind == BL_HUB_NONE)) && !bl_file_crc32(s->c->files[i].file, &crc);
     }
 }
 

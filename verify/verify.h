@@ -4,7 +4,8 @@
  *   1 structure  strict safetensors headers, sizes, manifests that agree with the files
  *   2 semantic   tensors against the config, scale pairing and grids, no NaN code, no NaN scale, finite F32 and BF16,
  *                quantization_config exactly when there are quantised weights
- *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; in a packed model every
+ *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; of others that are stored in a zip
+ *                archive the CRC-32 that it has of them (what is compressed is compared while it is unpacked); in a packed model every
  *                8 MiB chunk of every tensor against the manifest, and equal copies where several ranks hold the same
  *   4 trust      SHA256SUMS.sig is the signature of SHA256SUMS by a given key, and SHA256SUMS lists every file: what git and the
  *                Hugging Face client keep for themselves aside (.git, .gitattributes, .gitignore, .github, .cache, .huggingface). The
@@ -66,6 +67,7 @@ typedef struct bl_verify_report {
     bl_trust trust;
     char signer[80];       /* the public key: "ed25519:" and digits */
     size_t files_listed;   /* added to SHA256SUMS before it was signed */
+    size_t files_crc;      /* whose CRC-32 an archive has, and it is right; those of files_hashed aside */
     size_t files_unproven; /* weight files that nothing is recorded for */
     size_t files_cached;   /* of files_hashed: not read, taken from the cache */
     uint64_t bytes_cached;
@@ -75,8 +77,8 @@ typedef struct bl_verify_report {
     double seconds;
 } bl_verify_report;
 
-/* Verify path (HF folder, packed model, single safetensors file, folder of weight-sync buckets: bucket_proof.h). BL_OK: all of it holds. BL_E_FINDING: on_finding has said what
- * does not. Anything else: path could not be verified at all (missing, not a checkpoint, read error); for a single file a
+/* Verify path (HF folder, packed model, single safetensors file, folder of weight-sync buckets: bucket_proof.h; or an archive of a folder).
+ * BL_OK: all of it holds. BL_E_FINDING: on_finding has said what does not. Anything else: path could not be verified at all (missing, not a checkpoint, read error); for a single file a
  * broken header is BL_E_INPUT. */
 bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_report *report, bl_error *err);
 
