@@ -31,7 +31,7 @@ struct bl_region {
     bl_file *file;
 };
 
-static const char *type_name(mode_t mode)
+const char *bl_file_type_name(unsigned mode)
 {
     return S_ISDIR(mode)    ? "a folder"
            : S_ISFIFO(mode) ? "a FIFO"
@@ -87,7 +87,7 @@ bl_status bl_file_open(bl_file **out, const char *path, bl_error *err)
     }
     if (!S_ISREG(st.st_mode)) {
         close(fd);
-        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is %s, not a regular file", type_name(st.st_mode));
+        return bl_fail(err, BL_E_INPUT, path, NULL, -1, "is %s, not a regular file", bl_file_type_name(st.st_mode));
     }
     bl_file *f = new_file(fd, 0, (uint64_t)st.st_size, path);
     if (!f) {

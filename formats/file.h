@@ -6,6 +6,9 @@
 
 typedef struct bl_file bl_file; /* refcounted, safe to share between threads */
 
+/* What there is instead of a regular file, by its st_mode: "a folder", "a FIFO", ... */
+const char *bl_file_type_name(unsigned mode);
+
 /* Why path cannot be opened: as bl_fail_errno, but a symbolic link to nothing is called that, with what it names. */
 bl_status bl_file_absent(const char *path, int errno_value, bl_error *err);
 

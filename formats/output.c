@@ -1,5 +1,7 @@
 #include "formats/output.h"
 
+#include "formats/file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -94,9 +96,28 @@ static bl_status open_temporary(bl_output *o, bl_error *err)
     return s;
 }
 
+/* The file takes the place of what is there: that may be a file, and a link to one, but no device or the like. A link to what this process
+ * has open, such as /dev/stdout, belongs to the system. */
+static bl_status check_target(const char *path, bl_error *err)
+{
+    static const char proc[] = "/proc/";
+    char link[sizeof proc];
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return BL_OK;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        return bl_fail(err, BL_E_IO, path, NULL, -1, "is %s, not a regular file", bl_file_type_name(st.st_mode));
+    }
+    const ssize_t n = readlink(path, link, sizeof proc - 1);
+    const bool system = n == sizeof proc - 1 && memcmp(link, proc, (size_t)n) == 0;
+    return system ? bl_fail(err, BL_E_IO, path, NULL, -1, "is a link of the system: name the file itself") : BL_OK;
+}
+
 bl_status bl_output_open(bl_output **out, const char *path, uint64_t size, bl_error *err)
 {
     *out = NULL;
+    BL_TRY(check_target(path, err));
     bl_output *o = calloc(1, sizeof *o);
     if (!o || !(o->path = strdup(path))) {
         free(o);

@@ -14,12 +14,19 @@
 enum { MAX_SEQUENCES = 2 * CLI_LIST_MAX };
 #define MAX_IDS_BYTES ((uint64_t)256 << 20)
 
-/* Numbers between commas and white space. Returns the offending place, NULL when all is well. */
+static const char *behind_space(const char *p)
+{
+    while (isspace((unsigned char)*p)) p++;
+    return p;
+}
+
+/* Numbers between commas and white space; two commas have lost one. Returns the offending place, NULL when all is well. */
 static const char *parse_ids(const char *text, logits_sequence *out)
 {
     size_t capacity = 0;
     for (const char *p = text;;) {
-        while (isspace((unsigned char)*p) || (*p == ',' && out->count > 0)) p++;
+        p = behind_space(p);
+        if (*p == ',' && out->count > 0) p = behind_space(p + 1);
         if (!*p) return out->count ? NULL : p;
         char *end;
         errno = 0;
@@ -71,6 +78,7 @@ static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, 
     if (bad) return bad;
     if (j->sequence_count == 0) return cli_usage_error(c, "give --ids or --ids-file");
     if ((j->trace || j->inject) && j->sequence_count > 1) return cli_usage_error(c, "--trace and --inject take one sequence");
+    if (j->trace && strcmp(j->trace, j->out) == 0) return cli_usage_error(c, "--trace and --out name the same file");
     cli_catch_signals();
     const double begin = seconds();
     const bl_status s = logits_run(j, &err);

@@ -94,11 +94,11 @@ def test_every_level_gives_the_same_bits(case, tmp_path, level):
         assert (golden.bits(got) == golden.bits(want)).all()
 
 
-@pytest.mark.parametrize("chunk", [0, 5])
+@pytest.mark.parametrize("chunk", ["all", 5])
 def test_company_in_the_batch_changes_no_bit(case, tmp_path, chunk):
     ids = case.ids
     sequences = [ids[:11], ids, ids[5:40], ids[:1], ids[::-1], ids]
-    together = case.logits(tmp_path, "--chunk", chunk, sequences=sequences)
+    together = case.logits(tmp_path, *([] if chunk == "all" else ["--chunk", chunk]), sequences=sequences)
     for i, s in enumerate(sequences):
         alone = case.logits(tmp_path, sequences=[s])["logits"]
         assert (golden.bits(together[f"logits.{i}"]) == golden.bits(alone)).all()
@@ -124,7 +124,7 @@ def test_ids_from_a_file(nano, tmp_path):
 
 @pytest.mark.parametrize("args, rc, word", [
     (["--ids", "1,2,x"], 2, "--ids"), (["--ids", ""], 2, "--ids"), (["--ids", "1 2 99999999999"], 2, "--ids"),
-    (["--ids", "512"], 2, "512"), (["--ids", "-1"], 2, "--ids"), ([], 2, "--ids"), (["--ids-file", "/nowhere"], 3, "/nowhere"),
+    (["--ids", "1,,2"], 2, "--ids"), (["--ids", ",1"], 2, "--ids"), (["--ids", "512"], 2, "512"), (["--ids", "-1"], 2, "--ids"), ([], 2, "--ids"), (["--ids-file", "/nowhere"], 3, "/nowhere"),
     (["--ids", "1", "--ids", "2", "--trace", "t"], 2, "one sequence"), (["--ids", "1", "--threads", "-3"], 2, "--threads"),
     (["--ids", "1", "--inject", str(NANO / "golden" / "2.safetensors")], 2, "ids"),
     (["--ids", "1", "--inject", str(NANO / "golden" / "1.safetensors")], 3, "ids")])
@@ -133,6 +133,11 @@ def test_wrong_requests_are_one_line(nano, tmp_path, args, rc, word):
     r = nano.baleen("logits", nano.folder, *args, "--out", out)
     assert r.rc == rc and r.err.count("\n") == 1 and word in r.err
     assert not out.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_one_file_for_two_outputs(baleen, tmp_path):
+    r = baleen("logits", "--ids", "1", "--out", tmp_path / "x", "--trace", tmp_path / "x")
+    assert r.rc == 2 and "same file" in r.err and list(tmp_path.iterdir()) == []
 
 
 # ---- the trained model

@@ -133,6 +133,32 @@ static void expect_text(const char *path, const char *want)
     free(text);
 }
 
+/* rename() would put the file in their place. */
+static void test_output_replaces_files_alone(void **state)
+{
+    bl_output *o;
+    bl_error e = {0};
+    const char *fifo = scratch_path("out-fifo"), *link = scratch_path("out-link");
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    expect_failure(bl_output_open(&o, fifo, 0, &e), &e, BL_E_IO, "out-fifo|is a FIFO");
+    bl_error_clear(&e);
+    expect_failure(bl_output_open(&o, scratch_root, 0, &e), &e, BL_E_IO, "is a folder");
+    bl_error_clear(&e);
+    assert_int_equal(symlink("/dev/null", link), 0);
+    expect_failure(bl_output_open(&o, link, 0, &e), &e, BL_E_IO, "out-link|is a device");
+    bl_error_clear(&e);
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(symlink("/proc/self/cmdline", link), 0);
+    expect_failure(bl_output_open(&o, link, 0, &e), &e, BL_E_IO, "a link of the system");
+    bl_error_clear(&e);
+    assert_int_equal(unlink(link), 0);
+    scratch_text(scratch_path("out-target"), "old");
+    assert_int_equal(symlink("out-target", link), 0);
+    expect_ok(bl_output_file(link, "new", 3, &e), &e);
+    expect_text(link, "new");
+    expect_text(scratch_path("out-target"), "old");
+}
+
 static void test_output_is_complete_or_absent(void **state)
 {
     bl_output *o;
@@ -178,8 +204,8 @@ static void test_output_failures_leave_nothing(void **state)
     char path[600];
     assert_int_equal(mkdir(dir, 0700), 0);
     snprintf(path, sizeof path, "%s/taken", dir);
-    assert_int_equal(mkdir(path, 0700), 0);
     expect_ok(bl_output_open(&o, path, 0, &e), &e);
+    assert_int_equal(mkdir(path, 0700), 0); /* meanwhile */
     expect_failure(bl_output_commit(&o, &e), &e, BL_E_IO, "taken|cannot complete");
     assert_null(o);
     assert_int_equal(entries(dir), 1);
@@ -387,6 +413,7 @@ int main(void)
                                        cmocka_unit_test(test_reads),
                                        cmocka_unit_test(test_slurp),
                                        cmocka_unit_test(test_regions),
+                                       cmocka_unit_test(test_output_replaces_files_alone),
                                        cmocka_unit_test(test_output_is_complete_or_absent),
                                        cmocka_unit_test(test_output_failures_leave_nothing),
                                        cmocka_unit_test(test_concurrent_ranges),
