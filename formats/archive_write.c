@@ -37,10 +37,11 @@ bl_archive_kind bl_archive_kind_of(const char *path)
         {".tzst", BL_ARCHIVE_TAR_ZST},  {".zip", BL_ARCHIVE_ZIP},       {".tar.xz", BL_ARCHIVE_OTHER}, {".txz", BL_ARCHIVE_OTHER},
         {".tar.bz2", BL_ARCHIVE_OTHER}, {".tar.lz4", BL_ARCHIVE_OTHER}, {".7z", BL_ARCHIVE_OTHER},     {".rar", BL_ARCHIVE_OTHER},
     };
-    size_t length = strlen(path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t length = strlen(name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         size_t n = strlen(known[i].tail);
-        if (length > n && strcasecmp(path + length - n, known[i].tail) == 0) {
+        if (length > n && strcasecmp(name + length - n, known[i].tail) == 0) {
             return known[i].kind;
         }
     }

@@ -29,21 +29,19 @@ static void print_help(void)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2) {
-        fprintf(stderr, "baleen: no command given (see baleen --help)\n");
-        return 2;
+    static const cli_command whole = {.program = "baleen"};
+    char program[32];
+    cli_begin();
+    if (argc < 2) return cli_usage_error(&whole, "no command given");
+    for (size_t i = 0; commands[i].name; i++) {
+        if (strcmp(argv[1], commands[i].name)) continue;
+        snprintf(program, sizeof program, "baleen %s", argv[1]);
+        return cli_finish(program, commands[i].run(argc - 1, argv + 1));
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) {
-        print_help();
-        return cli_finish("baleen", 0);
-    }
-    if (!strcmp(argv[1], "--version")) {
-        printf("baleen %s\n", BL_VERSION);
-        return cli_finish("baleen", 0);
-    }
-    cli_raise_file_limit();
-    for (size_t i = 0; commands[i].name; i++)
-        if (!strcmp(argv[1], commands[i].name)) return cli_finish("baleen", commands[i].run(argc - 1, argv + 1));
-    fprintf(stderr, "baleen: unknown command '%.40s' (see baleen --help)\n", argv[1]);
-    return 2;
+    const bool help = !strcmp(argv[1], "--help") || !strcmp(argv[1], "help"), version = !strcmp(argv[1], "--version");
+    if (!help && !version) return cli_usage_error(&whole, "unknown %s '%.80s'", argv[1][0] == '-' ? "option" : "command", argv[1]);
+    if (argc > 2) return cli_usage_error(&whole, "%s takes no argument, not '%.80s'", argv[1], argv[2]);
+    if (help) print_help();
+    else printf("baleen %s\n", BL_VERSION);
+    return cli_finish("baleen", 0);
 }

@@ -118,7 +118,7 @@ static int serve(const settings *o, sigset_t *signals)
     bl_server_stop(&server);
     const bool broken = bl_model_fault(model) != NULL; /* no thread changes it any more */
     bl_model_close(&model);
-    return cli_finish("baleend", broken ? 4 : 0);
+    return broken ? 4 : 0;
 }
 
 /* What would be taken, without taking it. */
@@ -133,7 +133,7 @@ static int show_plan(const settings *o)
         plan_print_json(&plan);
     else
         plan_print(&plan, o->path);
-    return cli_finish("baleend", s == BL_OK ? 0 : 1);
+    return s == BL_OK ? 0 : 1;
 }
 
 /* The folder's own name, without trailing slashes. */
@@ -239,6 +239,7 @@ int main(int argc, char **argv)
 {
     settings o = {.server = bl_server_defaults(), .model = {.cpu = bl_cpu_detect()}, .drain = 30};
     sigset_t signals;
+    cli_begin();
     int rc = read_settings(argc, argv, &o);
     if (rc < 0 && o.plan) {
         rc = show_plan(&o);
@@ -247,11 +248,9 @@ int main(int argc, char **argv)
         sigaddset(&signals, SIGTERM);
         sigaddset(&signals, SIGINT);
         pthread_sigmask(SIG_BLOCK, &signals, NULL); /* before any thread exists */
-        signal(SIGPIPE, SIG_IGN);
-        cli_raise_file_limit();
         rc = serve(&o, &signals);
     }
     free(o.own_key);
     free(o.own_name);
-    return rc;
+    return cli_finish("baleend", rc);
 }

@@ -93,7 +93,7 @@ int check_run(const cli_command *cmd, const bl_checkpoint *c, int jobs, bool jso
     if (st != BL_OK) rc = cli_report(cmd->program, st, &err);
     else if (json) rc = print_json(cmd, c, &s, now() - begin);
     else print_text(c, &s, now() - begin);
-    if (st == BL_OK) rc = cli_finish(cmd->program, rc ? rc : s.count ? 1 : 0);
+    if (st == BL_OK) rc = rc ? rc : s.count ? 1 : 0;
     bl_arena_reset(&arena);
     return rc;
 }

@@ -1,12 +1,31 @@
 #include "tools/cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+static void raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r); /* where it fails the old limit stays */
+    }
+}
+
+void cli_begin(void)
+{
+    for (int fd = 0; fd <= 2; fd++) /* open takes the lowest number that is free; each is opened for what nobody does with it */
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) continue;
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    raise_file_limit();
+}
 
 int cli_report(const char *program, bl_status s, const bl_error *err)
 {
@@ -23,8 +42,9 @@ int cli_report(const char *program, bl_status s, const bl_error *err)
 
 int cli_finish(const char *program, int status)
 {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-    fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno ? errno : EIO));
+    const bool flushed = fflush(stdout) == 0;
+    if (flushed && !ferror(stdout)) return status;
+    fprintf(stderr, "%s: standard output: %s\n", program, flushed ? "not all of it could be written" : strerror(errno));
     return status ? status : 4;
 }
 
@@ -33,15 +53,6 @@ const char *const cli_accesses[] = {[BL_ACCESS_AUTO] = "auto", [BL_ACCESS_MMAP] 
 const char *const cli_checks[] = {[BL_CHECK_NONE] = "none", [BL_CHECK_FAST] = "fast", [BL_CHECK_FULL] = "full", NULL};
 const char *const cli_engram_places[] = {
     [BL_ENGRAM_AUTO] = "auto", [BL_ENGRAM_DEVICE] = "device", [BL_ENGRAM_HOST] = "host", [BL_ENGRAM_MAPPED] = "mapped", NULL};
-
-void cli_raise_file_limit(void)
-{
-    struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r); /* where it fails the old limit stays */
-    }
-}
 
 const char *cli_default_model(void)
 {
@@ -71,8 +82,6 @@ void cli_catch_signals(void)
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* writing beyond a limit is an error, EFBIG */
 }
 
 bool cli_interrupted(void)

@@ -11,11 +11,12 @@
 
 /* One line on stderr for a failure; returns its exit status (0 for BL_OK, silently). err may be NULL, when s says it all. */
 int cli_report(const char *program, bl_status s, const bl_error *err);
-/* Flush stdout; a failure (full disk, closed pipe) is one line and status 4, else returns status. Every command ends so. */
+/* The first thing a program does. Lets it open as many files as the system allows: checkpoints have hundreds of shards, a server has
+ * connections. A reader that goes away and a limit on sizes are errors of writing, not signals that kill. Standard streams that were
+ * closed are taken, so that no file gets their numbers and with them what is printed; writing to them fails still. */
+void cli_begin(void);
+/* The last: flush stdout; a failure (full disk, closed pipe) is one line and status 4, else returns status. */
 int cli_finish(const char *program, int status);
-
-/* Let the process open as many files as the system allows: checkpoints have hundreds of shards, a server has connections. */
-void cli_raise_file_limit(void);
 
 /* Words of options, ended by NULL, each at the value that it stands for: bl_device, bl_access, bl_check, bl_engram_place. */
 extern const char *const cli_devices[];

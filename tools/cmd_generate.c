@@ -135,7 +135,7 @@ static bl_status run(generate *g)
         g->why = id == c->eos_token_id ? "stop" : g->why;
         if (id == c->eos_token_id) break;
         if (bl_parser_push(g->parser, id) != BL_OK) return out_of_memory(g);
-        g->why = bl_parser_section(g->parser) == BL_SECTION_DONE ? "stop" : cli_interrupted() ? "interrupted" : g->why;
+        g->why = bl_parser_section(g->parser) == BL_SECTION_DONE ? "stop" : cli_interrupted() || ferror(stdout) ? "interrupted" : g->why;
         if (strcmp(g->why, "length") != 0 || g->produced == g->max_tokens) break;
         BL_TRY(forward(g, &id, 1));
     }

@@ -250,7 +250,7 @@ static int answer(const cli_command *cmd, const bl_checkpoint *c, request *r, co
     int rc = 0;
     if (json) rc = print_json(cmd, &m, &r->o, p, one ? &asked : NULL, list, count);
     else print_text(&m, &r->o, p, one ? &asked : NULL, list, count);
-    return cli_finish(cmd->program, rc ? rc : fits ? 0 : 1);
+    return rc ? rc : fits ? 0 : 1;
 }
 
 int fit_run(const cli_command *cmd, const char *path, const char *text, bool json)

@@ -10,7 +10,6 @@
 
 #include "formats/status.h"
 #include "kernels/cpu.h"
-#include "tools/cli.h"
 
 #define SHOWN "%.80s" /* of a wrong value */
 
@@ -272,7 +271,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, const char **args, in
             ended = true;
         } else if (!strcmp(a, "--help")) {
             print_help(c);
-            return cli_finish(c->program, 0);
+            return 0;
         } else {
             int rc = read_option(c, argv, &i, given);
             if (rc >= 0) return rc;

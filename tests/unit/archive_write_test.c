@@ -83,6 +83,8 @@ static void kinds(void **state)
     assert_int_equal(bl_archive_kind_of("a.tar.xz"), BL_ARCHIVE_OTHER);
     assert_int_equal(bl_archive_kind_of("x.tar/folder"), BL_ARCHIVE_NONE);
     assert_int_equal(bl_archive_kind_of("model-v1.0"), BL_ARCHIVE_NONE);
+    assert_int_equal(bl_archive_kind_of(".tar"), BL_ARCHIVE_NONE);
+    assert_int_equal(bl_archive_kind_of("x/.tar"), BL_ARCHIVE_NONE);
 }
 
 int main(void)

@@ -33,7 +33,7 @@ static int print_benches(void)
     printf("usage: baleen bench WHAT [options]\n\nMeasures a hot path beside the floor that the machine sets for it.\n\n");
     for (int i = 0; i < BENCHES; i++) printf("  %-10s %s\n", benches[i].name, benches[i].summary);
     printf("\n'baleen bench WHAT --help' documents each.\n");
-    return cli_finish("baleen bench", 0);
+    return 0;
 }
 
 int cmd_bench(int argc, char **argv)
@@ -91,8 +91,7 @@ int bench_end(bench *b, bl_status s, const bl_error *err)
     json_decref(st->sets);
     free(st);
     b->state = NULL;
-    int status = cli_report(b->program, s, err);
-    return cli_finish(b->program, status);
+    return cli_report(b->program, s, err);
 }
 
 int bench_thread_counts(const bench *b, int counts[2])
