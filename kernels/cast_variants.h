@@ -15,6 +15,7 @@ void bl_fp8_tiles_c(uint16_t *tiles, const uint8_t *codes, int64_t stride, const
 
 /* Any codes and scales, as the reference: also what gathers Engram rows. */
 void bl_fp8_row_avx2(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
+void bl_fp8_row_avx512(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols);
 
 /* Each overlays the entries it has on a table filled for the level below it. */
 void bl_cast_init_avx2(bl_cast_kernels *t);

@@ -1,7 +1,7 @@
 /* The transcendental functions of the model, one definition for every backend: each is a fixed sequence of single IEEE
  * float32 operations (add, multiply, fused multiply-add, divide, square root), so that C, vector and device code that keep
  * the sequence agree to the bit. Never compile this with contraction or fast-math. The constants are shared with
- * x86/fmath_avx2.h and x86/fmath_avx512.h. Errors are against the exact value. */
+ * x86/fmath_x86.h. Errors are against the exact value. */
 #ifndef BL_KERNELS_FMATH_H
 #define BL_KERNELS_FMATH_H
 

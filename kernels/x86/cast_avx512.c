@@ -194,7 +194,7 @@ static inline __attribute__((always_inline)) void fp4_row(uint16_t *out, const u
     bl_fp4_row_c(out + 32 * blocks, packed + 16 * blocks, scale + blocks, cols % 32);
 }
 
-static void fp8_row_avx512(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols)
+void bl_fp8_row_avx512(uint16_t *out, const uint8_t *codes, const uint8_t *scale, int64_t cols)
 {
     fp8_row(out, codes, scale, cols, 0);
 }
@@ -219,7 +219,7 @@ static void fp4_row_stream_avx512(uint16_t *out, const uint8_t *packed, const ui
 void bl_cast_init_avx512(bl_cast_kernels *t)
 {
     t->name = "avx512";
-    t->fp8_row = fp8_row_avx512;
+    t->fp8_row = bl_fp8_row_avx512;
     t->fp4_row = fp4_row_avx512;
     t->fp8_row_stream = fp8_row_stream_avx512;
     t->fp4_row_stream = fp4_row_stream_avx512;

@@ -1,6 +1,6 @@
 /* Roundings to the grids of fp8 and fp4, and packing of cache rows. The adder rounds: next to anchor = 1.5 * 2^(23 + q) the
  * last bit of a float32 counts 2^q, and nearest even multiples of the quantum are the nearest even codes. */
-#include "kernels/x86/ops_avx2.h"
+#include "kernels/x86/ops_x86.h"
 
 #include "kernels/cast.h"
 
@@ -171,18 +171,10 @@ static void pack_index_avx2(uint8_t *row, const uint16_t *x, int64_t d)
     }
 }
 
-static void to_bf16_avx2(uint16_t *y, const float *x, int64_t n)
-{
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) bl_narrow_avx2(y + i, _mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8));
-    bl_to_bf16_c(y + i, x + i, n - i);
-}
-
 void bl_op_round_init_avx2(bl_op_kernels *t)
 {
     t->round_fp8 = round_fp8_avx2;
     t->pack_window = pack_window_avx2;
     t->pack_latent = pack_latent_avx2;
     t->pack_index = pack_index_avx2;
-    t->to_bf16 = to_bf16_avx2;
 }
