@@ -189,7 +189,7 @@ static uint64_t scratch_of(const bl_fit_model *m, const bl_fit_options *o, const
                             .vocab = {0, (int)(vocab / (uint64_t)l->tp)},
                             .shared = true};
     const bl_memory_request request = {.device = BL_DEVICE_CUDA,
-                                       .max_tokens = BL_PASS_TOKENS_GPU,
+                                       .max_tokens = bl_pass_tokens(c, BL_DEVICE_CUDA),
                                        .cache = {.sequences = (int)o->batch, .context = o->context, .tokens = o->batch * o->context}};
     const bl_weights none = {0};
     bl_memory_plan plan;

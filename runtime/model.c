@@ -1,5 +1,7 @@
 #include "runtime/model.h"
 
+#include "kernels/cuda/cuda.h"
+
 #include "verify/slots.h"
 #include "verify/verify.h"
 
@@ -114,15 +116,17 @@ static bl_model_options settled(const bl_model_options *options)
     return o;
 }
 
-static int64_t pass_tokens(bl_device device)
+int64_t bl_pass_tokens(const bl_config *c, bl_device device)
 {
-    return device == BL_DEVICE_CUDA ? BL_PASS_TOKENS_GPU : BL_PASS_TOKENS;
+    const int64_t most = BL_CUDA_MAX_CHOSEN / c->num_experts_per_tok;
+    if (device != BL_DEVICE_CUDA) return BL_PASS_TOKENS;
+    return most < BL_PASS_TOKENS_GPU ? most : BL_PASS_TOKENS_GPU;
 }
 
 static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     const bl_cpu_options cpu = cpu_options(m, o);
-    const bl_cuda_options cuda = {.max_tokens = BL_PASS_TOKENS_GPU, .pool = m->pool, .plan = &m->plan};
+    const bl_cuda_options cuda = {.max_tokens = m->pass_tokens, .pool = m->pool, .plan = &m->plan};
     if (chosen_device(o) == BL_DEVICE_CUDA) return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
     return bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err);
 }
@@ -130,7 +134,7 @@ static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error
 bl_status bl_model_prepare(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     if (!m->pool) BL_TRY(bl_pool_create(&m->pool, o->threads, err));
-    m->pass_tokens = pass_tokens(chosen_device(o));
+    m->pass_tokens = bl_pass_tokens(&m->config, chosen_device(o));
     BL_TRY(create_backend(m, o, err));
     BL_TRY(bl_page_pool_init(&m->pages, m->backend, &m->config, m->shard.layers.count, err));
     if (m->plan.device == BL_DEVICE_CUDA && m->plan.sequences)
@@ -247,8 +251,8 @@ static uint64_t available_memory(void)
 
 static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memory, bl_error *err)
 {
-    bl_memory_request r = {.device = chosen_device(o), .max_tokens = pass_tokens(chosen_device(o)), .cache = o->cache, .memory = memory,
-                           .host_memory = available_memory(), .engram = o->engram};
+    bl_memory_request r = {.device = chosen_device(o), .max_tokens = bl_pass_tokens(&m->config, chosen_device(o)),
+                           .cache = o->cache, .memory = memory, .host_memory = available_memory(), .engram = o->engram};
     BL_TRY(bl_pool_create(&m->pool, o->threads, err));
     const bl_cpu_options cpu = cpu_options(m, o);
     if (r.device == BL_DEVICE_CPU) BL_TRY(bl_cpu_scratch_bytes(&r.scratch_bytes, &m->config, &m->shard, &cpu, err));

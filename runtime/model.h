@@ -53,6 +53,9 @@ struct bl_sequence {
 /* Device memory of a bl_scratch. */
 uint64_t bl_scratch_bytes(const bl_config *c, const bl_shard *shard, int64_t tokens);
 
+/* Tokens of one pass at most on a device. */
+int64_t bl_pass_tokens(const bl_config *c, bl_device device);
+
 /* Everything that needs no payload: checkpoint, config, weights without addresses, and m->plan for a device with so much free memory
  * (0 = not known). */
 bl_status bl_model_describe(bl_model *m, const char *path, const bl_model_options *o, uint64_t memory, bl_error *err);

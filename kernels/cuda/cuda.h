@@ -28,6 +28,8 @@ enum {
     BL_CUDA_MAX_HEAD_DIM = 512,
     BL_CUDA_MAX_SLOTS = 2048,    /* of attention: window and selected entries */
     BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
+    BL_CUDA_MAX_CHOSEN = 65535, /* ... of all tokens together: a grid's second dimension */
+    BL_CUDA_MAX_RANK = 16384, /* of the query's projection: a row in shared memory */
     BL_CUDA_ATTEND_TOKENS = 512, /* whose scores are in scratch together */
     BL_CUDA_SORT_CHUNK = 1024, /* choices that a block sorts */
     BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */

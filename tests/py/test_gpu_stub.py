@@ -54,3 +54,12 @@ def test_auto_is_decided_once():
         with Server("baleend_gpu_stub", "--device", "auto", env={"CUDA_STUB_FAIL": fail}) as s:
             assert s.line("ready in").endswith(f", on {where}")
             assert s.alive()
+
+
+def test_shapes_that_no_grid_holds(baleen, tmp_path):
+    """Passes are as long as the choices of their tokens can be launched together."""
+    assert baleen("synth", tmp_path / "m", "num_experts_per_tok=8", "n_routed_experts=16").rc == 0
+    with Server("baleend_gpu_stub", tmp_path / "m", "--device", "cuda", "--step-tokens", 10000) as s:
+        assert s.complete([5] * 9000, max_tokens=2)["usage"]["completion_tokens"] == 2
+    assert baleen("synth", tmp_path / "wide", "q_lora_rank=16416", "--headers").rc == 0
+    refused(tmp_path / "wide", rc=2, words=["q_lora_rank", "16384"])

@@ -389,6 +389,7 @@ const char *cudaGetErrorString(cudaError_t e)
         {cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"},
         {cudaErrorIllegalAddress, "an illegal memory access was encountered"},
         {cudaErrorLaunchFailure, "unspecified launch failure"},
+        {cudaErrorInvalidConfiguration, "invalid configuration argument"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (texts[i].code == e) return texts[i].text;
@@ -575,8 +576,11 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, voi
     for (int i = 0; i < function_count; i++)
         if (functions[i].host == (const void *)kernel) name = functions[i].name;
     pthread_mutex_lock(&lock);
-    const cudaError_t e = enter("cudaLaunchKernel");
-    if (!is_launchable(&threads, 1024) || !is_launchable(&grid, UINT64_MAX) || grid.y > 65535 || grid.z > 65535) cuda_stub_seen.faults++;
+    cudaError_t e = enter("cudaLaunchKernel");
+    if (!is_launchable(&threads, 1024) || !is_launchable(&grid, UINT64_MAX) || grid.y > 65535 || grid.z > 65535) {
+        cuda_stub_seen.faults++;
+        if (e == cudaSuccess) e = last = cudaErrorInvalidConfiguration;
+    }
     if (e == cudaSuccess && kernel_count < NODES) kernels[kernel_count++] = name;
     if (e == cudaSuccess && capture) {
         add_node((node){.kernel = name});
