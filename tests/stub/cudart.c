@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { BLOCKS = 4096, NODES = 65536, FUNCTIONS = 512 };
 
@@ -120,6 +121,14 @@ static block *block_at(const void *p, size_t bytes, bool exact)
     return NULL;
 }
 
+/* Memory of the device is gigabytes that nobody touches: malloc's settings for tests (MALLOC_PERTURB_) would. */
+static void *take(size_t bytes, bool pinned)
+{
+    if (pinned) return calloc(1, bytes);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
 static cudaError_t allocate(const char *function, void **out, size_t bytes, bool pinned)
 {
     pthread_mutex_lock(&lock);
@@ -127,7 +136,7 @@ static cudaError_t allocate(const char *function, void **out, size_t bytes, bool
     int i = 0;
     while (i < BLOCKS && blocks[i].at) i++;
     if (e == cudaSuccess && (i == BLOCKS || (!pinned && cuda_stub_seen.live + bytes > memory))) e = last = cudaErrorMemoryAllocation;
-    if (e == cudaSuccess && !(*out = calloc(1, bytes))) e = last = cudaErrorMemoryAllocation;
+    if (e == cudaSuccess && !(*out = take(bytes, pinned))) e = last = cudaErrorMemoryAllocation;
     if (e == cudaSuccess) {
         blocks[i] = (block){*out, bytes, pinned};
         if (!pinned) cuda_stub_seen.allocated += bytes;
@@ -145,7 +154,8 @@ static cudaError_t release(void *p, bool pinned)
     if (b && b->pinned == pinned) {
         *(pinned ? &cuda_stub_seen.pinned : &cuda_stub_seen.live) -= b->bytes;
         b->at = NULL;
-        free(p);
+        if (pinned) free(p);
+        else munmap(p, b->bytes);
     } else {
         cuda_stub_seen.faults++;
     }
