@@ -305,6 +305,7 @@ static bl_status make_files(bl_job *j, const char *dst, bl_convert_report *repor
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan,
                                    (j->plan.target == BL_TO_PACKED || j->source->rank_count) && !j->o->no_digests, j->o->cpu,
                                    &j->arena, err);
+    j->producer.caster = j->o->caster;
     if (s == BL_OK && encodes(j)) {
         s = open_encoder(j, err);
     }

@@ -4,6 +4,7 @@
 
 #include "convert/encode.h"
 #include "convert/outline.h"
+#include "kernels/cast_device.h"
 #include "verify/scales.h"
 
 typedef struct bl_convert_options {
@@ -27,6 +28,7 @@ typedef struct bl_convert_options {
     uint64_t spill_max; /* of bl_archive_options, for a source in an archive */
     int jobs;          /* threads; <= 0 = chosen */
     unsigned cpu;      /* kernel capability mask */
+    bl_cast_device *caster; /* borrowed: casts whole blocks of fp8 and fp4 weights in the processor's place; NULL: it does not */
     bool no_sha256;    /* leave SHA-256 of the payload files out; small files keep theirs */
     bool no_digests;   /* BL_TO_PACKED, for measuring only: leave chunk and value digests zero */
     bool dry_run;      /* plan and check the free space, write nothing */

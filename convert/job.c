@@ -225,6 +225,18 @@ static bl_status pass_in_order(void *arg, const bl_tile *t, bl_error *err)
     return p->in_order(p->j, &tile, err);
 }
 
+static bl_status pin(void *arg, void *memory, uint64_t bytes, bl_error *err)
+{
+    bl_cast_device *d = arg;
+    return d->pin(d, memory, bytes, err);
+}
+
+static void unpin(void *arg, void *memory)
+{
+    bl_cast_device *d = arg;
+    d->unpin(d, memory);
+}
+
 bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const bl_tile *t, bl_error *err),
                       bl_status (*in_order)(bl_job *j, const bl_tile *t, bl_error *err), bl_error *err)
 {
@@ -250,6 +262,9 @@ bl_status bl_job_pass(bl_job *j, bool done, bl_status (*work)(bl_job *j, const b
                         .work = pass_work,
                         .in_order = pass_in_order,
                         .arg = &p,
+                        .pin = j->producer.caster ? pin : NULL,
+                        .unpin = unpin,
+                        .pin_arg = j->producer.caster,
                         .cancelled = j->o->cancelled,
                         .progress = j->o->progress,
                         .progress_arg = j->o->progress_arg};

@@ -96,6 +96,31 @@ static bl_status check(const bl_producer *p, const bl_view *v, bool scale, uint6
                    "%s: the tensor is damaged (verify lists all damage)", f.what);
 }
 
+/* Whole blocks in released forms, legal as they are by now. */
+static bool suits_device(const bl_rows *r)
+{
+    const bl_weight *w = &r->view->w;
+    bool fp8 = w->form == BL_FORM_FP8 && w->block_rows == 32 && w->block_cols == 32 && !bl_weight_f32_scaled(w);
+    bool fp4 = w->form == BL_FORM_FP4 && w->block_rows == 1 && w->block_cols == 32;
+    return (fp8 || fp4) && !w->pad_cols && !w->fine_rows && !w->fine_cols && w->part.row % 32 == 0 &&
+           w->part.col % 32 == 0 && bl_weight_cols(w) % 32 == 0 && r->row % 32 == 0;
+}
+
+static bl_status decode(bl_producer *p, const bl_rows *r, uint16_t *dst, bl_error *err)
+{
+    const bl_weight *w = &r->view->w;
+    if (!p->caster || !suits_device(r)) {
+        bl_values_decode(&p->values, r, 0, r->rows, dst);
+        return BL_OK;
+    }
+    bl_matrix m = {.kind = w->form == BL_FORM_FP8 ? BL_W_FP8 : BL_W_FP4,
+                   .rows = (int64_t)r->rows,
+                   .cols = (int64_t)bl_weight_cols(w),
+                   .codes = r->codes,
+                   .scale = r->scale};
+    return p->caster->cast(p->caster, dst, &m, err);
+}
+
 static bl_status cast_segment(bl_producer *p, const bl_plan_tensor *pt, size_t member, const bl_segment *g, const bl_tile *t,
                               uint8_t *dst, bl_error *err)
 {
@@ -107,7 +132,7 @@ static bl_status cast_segment(bl_producer *p, const bl_plan_tensor *pt, size_t m
     BL_TRY(bl_values_read(&p->values, v, false, at, n, t->scratch, scratch, &r.codes, err));
     BL_TRY(check(p, v, false, at, r.codes, n, err));
     BL_TRY(bl_values_scale(&p->values, &r, scratch, err));
-    bl_values_decode(&p->values, &r, 0, r.rows, (uint16_t *)(void *)dst);
+    BL_TRY(decode(p, &r, (uint16_t *)(void *)dst, err));
     return p->digest ? bl_values_add(&p->values, &made, false, g->offset, g->nbytes, dst, scratch, &p->sums[pt->members[member].sum], err)
                      : BL_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "convert/encode.h"
 #include "convert/plan.h"
+#include "kernels/cast_device.h"
 #include "verify/stream.h"
 #include "verify/values.h"
 
@@ -23,6 +24,7 @@ typedef struct bl_producer {
     bl_piece *pieces;
     bool digest; /* compute value digests */
     bl_encoder *encoder; /* NULL: nothing is encoded */
+    bl_cast_device *caster; /* borrowed; NULL: the processor casts */
     uint64_t scratch, scratch_ratio; /* what bl_stream needs for bl_produce */
 } bl_producer;
 

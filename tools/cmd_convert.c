@@ -222,6 +222,8 @@ int cmd_convert(int argc, char **argv)
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
         {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},
         {"jobs", CLI_INT(1, CLI_JOBS_MAX), &a.jobs, "N", "threads (default: twice the CPUs)"},
+        {"device", CLI_WORD(cli_devices), &a.device, "NAME",
+         "bf16: cast on cpu (default), cuda (same bytes; seldom faster) or auto (cuda beside a single CPU)"},
         {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
         {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left, and leave what is done when interrupted"},
@@ -235,6 +237,7 @@ int cmd_convert(int argc, char **argv)
         return rc;
     }
     rc = convert_options_read(&c, &a, &o);
+    rc = rc < 0 ? convert_device_open(&c, &a, &o) : rc;
     rc = rc < 0 ? run(&c, args[0], args[1], &o, json) : rc;
     convert_options_free(&o);
     return rc;

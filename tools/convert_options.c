@@ -1,5 +1,9 @@
 #include "tools/convert_options.h"
 
+#include "formats/pool.h"
+#include "kernels/cuda/host.h"
+#include "runtime/backend.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -147,8 +151,26 @@ int convert_options_read(const cli_command *c, const convert_arguments *a, bl_co
     return rc;
 }
 
+/* Below so many CPUs a GPU's copies both ways are quicker than they. */
+enum { FEW_CPUS = 2 };
+
+int convert_device_open(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
+{
+    bl_error err;
+    bl_error_clear(&err);
+    if (a->device >= 0 && o->target != BL_TO_BF16) {
+        return cli_usage_error(c, "--device goes with --to bf16");
+    }
+    bool wanted = a->device == BL_DEVICE_CUDA || (a->device == BL_DEVICE_AUTO && bl_cpus_available() < FEW_CPUS && bl_cuda_usable());
+    return !wanted || o->dry_run || bl_cuda_cast_device(&o->caster, &err) == BL_OK ? -1 : cli_report(c->program, err.code, &err);
+}
+
 void convert_options_free(bl_convert_options *o)
 {
+    if (o->caster) {
+        o->caster->destroy(o->caster);
+        o->caster = NULL;
+    }
     free((int *)(uintptr_t)o->layers); /* ours */
     free((int *)(uintptr_t)o->layout.stage_layers);
     o->layers = o->layout.stage_layers = NULL;

@@ -15,14 +15,16 @@ extern const char *const convert_engrams[], *const convert_experts[], *const con
 typedef struct convert_arguments {
     const char *layers, *stages;
     unsigned keep, drop;
-    int to, ties, experts, block, engram, split;
+    int to, ties, experts, block, engram, split, device;
     int64_t tp, ep, pp, pad_vocab, jobs;
 } convert_arguments;
-#define CONVERT_ARGUMENTS {.to = -1, .ties = -1, .experts = -1, .block = -1, .engram = -1, .split = -1}
+#define CONVERT_ARGUMENTS {.to = -1, .ties = -1, .experts = -1, .block = -1, .engram = -1, .split = -1, .device = -1}
 
 /* Set what the arguments say in o, which holds the defaults (shard_size: CLI_UNSET_SIZE) and what the parser set in it directly. -1, or
  * the exit status of a wrong one, which has been reported. Either way followed by convert_options_free. */
 int convert_options_read(const cli_command *c, const convert_arguments *a, bl_convert_options *o);
+/* Open what --device names; -1, or the exit status where that cannot be had, which has been reported. Ended by convert_options_free. */
+int convert_device_open(const cli_command *c, const convert_arguments *a, bl_convert_options *o);
 void convert_options_free(bl_convert_options *o);
 
 const char *convert_target_name(bl_target t);

@@ -293,6 +293,11 @@ static bl_status start(run *r, bl_error *err)
     int jobs = 0;
     bl_pool *pool = NULL;
     bl_status s = allocate(r, &jobs, err);
+    bool pinned = false;
+    if (s == BL_OK && r->s->pin) {
+        s = r->s->pin(r->s->pin_arg, r->buffers, (uint64_t)jobs * r->buffer_bytes, err);
+        pinned = s == BL_OK;
+    }
     if (s == BL_OK) {
         s = bl_pool_create(&pool, jobs, err);
     }
@@ -301,6 +306,9 @@ static bl_status start(run *r, bl_error *err)
         s = r->status;
     }
     bl_pool_destroy(&pool);
+    if (pinned) {
+        r->s->unpin(r->s->pin_arg, r->buffers);
+    }
     free(r->cursors);
     free(r->order);
     free(r->open);

@@ -58,6 +58,11 @@ typedef struct bl_stream {
     /* The same tile again, in file order within its lane; may be NULL. */
     bl_status (*in_order)(void *arg, const bl_tile *t, bl_error *err);
     void *arg;
+    /* Prepare the memory of all tiles and scratch, whole pages, for who reads and writes it beside the processor, and the end of that;
+     * both NULL: nobody. */
+    bl_status (*pin)(void *pin_arg, void *memory, uint64_t bytes, bl_error *err);
+    void (*unpin)(void *pin_arg, void *memory);
+    void *pin_arg;
     bool (*cancelled)(void); /* polled between tiles; may be NULL */
     void (*progress)(void *progress_arg, uint64_t done, uint64_t total); /* bytes of tiles; any thread; may be NULL */
     void *progress_arg;

@@ -90,21 +90,10 @@ static bl_status check_shapes(const bl_config *f, bl_error *err)
     return BL_OK;
 }
 
-/* Is there machine code for it? kernels/meson.build builds for these two alone. */
-static bool is_supported(const struct cudaDeviceProp *p)
-{
-    return (p->major == 9 || p->major == 10) && p->minor == 0;
-}
-
 static bl_status create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
 {
-    struct cudaDeviceProp prop;
     BL_TRY(check_shapes(&c->config, err));
-    BL_TRY(bl_cuda_check(cudaGetDevice(&c->device), "looking for a device", err));
-    BL_TRY(bl_cuda_check(cudaGetDeviceProperties(&prop, c->device), "looking for a device", err));
-    if (!is_supported(&prop))
-        return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "%s has compute capability %d.%d: the CUDA backend is built for 9.0 and 10.0",
-                       prop.name, prop.major, prop.minor);
+    BL_TRY(bl_cuda_find_device(&c->device, err));
     BL_TRY(bl_cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)&c->stream, cudaStreamNonBlocking), "creating a stream", err));
     BL_TRY(bl_cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)&c->side, cudaStreamNonBlocking), "creating a stream", err));
     BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->forked, cudaEventDisableTiming), "creating an event", err));
@@ -146,9 +135,8 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
 
 bool bl_cuda_usable(void)
 {
-    struct cudaDeviceProp prop;
     int device;
-    return cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(&prop, device) == cudaSuccess && is_supported(&prop);
+    return bl_cuda_find_device(&device, NULL) == BL_OK;
 }
 
 bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err)

@@ -5,6 +5,7 @@
 #define BL_RUNTIME_CUDA_CUDA_H
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/host.h"
 #include "runtime/backend.h"
 #include "runtime/cache.h"
 #include "runtime/memory_plan.h"
@@ -151,8 +152,6 @@ bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err
 void bl_cuda_memory_destroy(bl_cuda *c);
 void *bl_cuda_place(bl_backend *b, uint64_t bytes);
 bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
-/* An error of the CUDA runtime (a cudaError_t) as status; BL_OK for success. */
-bl_status bl_cuda_check(int code, const char *doing, bl_error *err);
 
 /* The side stream goes on from here; the main stream goes on when the side stream is done. */
 void bl_cuda_fork(bl_cuda *c);

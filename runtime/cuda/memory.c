@@ -1,4 +1,4 @@
-/* Device memory, and errors. */
+/* Device memory. */
 #include "runtime/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -7,26 +7,6 @@
 #include <sys/mman.h>
 
 #define SLAB_BYTES ((uint64_t)256 << 20)
-
-/* The runtime's own words say neither which versions nor that there is no driver at all. */
-static bl_status wrong_driver(const char *doing, bl_error *err)
-{
-    int have = 0, need = 0;
-    (void)cudaDriverGetVersion(&have);
-    (void)cudaRuntimeGetVersion(&need);
-    if (have == 0) return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "CUDA: %s: there is no NVIDIA driver", doing);
-    return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "CUDA: %s: the driver is too old: it has CUDA %d.%d, this build needs %d.%d", doing,
-                   have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
-}
-
-bl_status bl_cuda_check(int code, const char *doing, bl_error *err)
-{
-    const cudaError_t e = (cudaError_t)code;
-    if (e == cudaSuccess) return BL_OK;
-    if (e == cudaErrorInsufficientDriver) return wrong_driver(doing, err);
-    const bl_status s = e == cudaErrorMemoryAllocation ? BL_E_NOMEM : e == cudaErrorNoDevice ? BL_E_USAGE : BL_E_IO;
-    return bl_fail(err, s, NULL, NULL, -1, "CUDA: %s: %s", doing, cudaGetErrorString(e));
-}
 
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes)
 {
