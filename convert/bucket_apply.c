@@ -428,6 +428,7 @@ bl_status bl_bucket_apply(const char *delta, const char *base, const char *dst, 
     BL_TRY(bl_job_check_archive(&a.b.job, dst, err));
     BL_TRY(bl_job_place(base, dst, err));
     BL_TRY(bl_job_place(delta, dst, err));
+    BL_TRY(bl_folder_check(dst, err));
     pthread_mutex_init(&a.b.job.lock, NULL);
     bl_status s = open_places(&a, delta, base, dst, err);
     s = s == BL_OK ? read_states(&a, err) : s;

@@ -46,7 +46,7 @@ bl_status bl_bucket_job_open(bl_bucket_job *b, const char *src, const char *dst,
                              bl_bucket_report *report, bl_error *err)
 {
     *b = (bl_bucket_job){.options = {.target = BL_TO_MERGED, .jobs = o->jobs, .cpu = o->cpu, .spill_max = o->spill_max,
-                                     .no_sha256 = o->no_sha256, .note = o->note,
+                                     .no_sha256 = o->no_sha256, .dry_run = o->dry_run, .note = o->note,
                                      .cancelled = o->cancelled, .progress = o->progress, .progress_arg = o->progress_arg}};
     b->job.o = &b->options;
     b->job.kind = bl_archive_kind_of(dst);

@@ -9,8 +9,9 @@ from conftest import BUILD, DEMO, run
 
 PRINTING = [
     ["--version"], ["--help"], ["convert", "--help"], ["bench", "--help"], ["inspect", DEMO], ["inspect", DEMO, "--json"],
-    ["inspect", DEMO, "--check"], ["inspect", DEMO, "--scales"], ["inspect", DEMO, "--fit", "hbm=9G"],
-    ["inspect", DEMO, "--fit", "hbm=9G", "--json"], ["inspect", DEMO, "--tensor", "norm.weight"], ["inspect", DEMO / "tokenizer.json", "--token-map"], ["verify", DEMO],
+    ["inspect", DEMO, "--check"], ["inspect", DEMO, "--scales"],
+    ["inspect", DEMO, "--fit", "hbm=9G"], ["inspect", DEMO, "--fit", "hbm=9G", "--json"],
+    ["inspect", DEMO, "--tensor", "norm.weight"], ["inspect", DEMO / "tokenizer.json", "--token-map"], ["verify", DEMO],
     ["convert", DEMO, "OUT", "--to", "bf16"], ["convert", DEMO, "OUT", "--to", "packed", "--dry-run"], ["bucket", DEMO, "OUT", "--json"],
     ["synth", "OUT", "--preset", "nano"], ["generate", DEMO, "--prompt", "a", "--max-tokens", "3"],
     ["logits", DEMO, "--ids", "1", "--out", "OUT", "--json"], ["bench", "scan", "--source", DEMO, "--rounds", "1", "--json"]]
