@@ -1,8 +1,11 @@
 """Shared by the python tests: where the build, the shared material and the demo model are, and how to run the programs."""
+import contextlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -29,6 +32,19 @@ def run(*args, timeout=300, env=None, **kw):
     return Result(done)
 
 
+def peak_memory(*args):
+    """Most resident memory of a command that succeeds, in KiB."""
+    child = subprocess.Popen([BUILD / "tools" / "baleen", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peak = 0  # not ru_maxrss: that remembers this interpreter's size from before the exec
+    while child.poll() is None:
+        with contextlib.suppress(OSError):
+            hwm = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{child.pid}/status").read_text())
+            peak = max(peak, int(hwm[1]) if hwm else 0)
+        time.sleep(0.005)
+    assert child.returncode == 0, child.stderr.read()
+    return peak
+
+
 @pytest.fixture(scope="session")
 def baleen():
     """baleen("verify", PATH, ...) -> Result; fails the test when the program is killed by a signal."""
@@ -39,6 +55,22 @@ def baleen():
         return r
 
     return call
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory):
+    """A small random checkpoint in two shards, without SHA256SUMS. Copy it before changing anything."""
+    out = tmp_path_factory.mktemp("nano") / "nano"
+    assert run("baleen", "synth", out, "--preset", "nano", "--shards", "2").rc == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def demo_packed(tmp_path_factory):
+    """The demo model packed. Copy it before changing anything."""
+    out = tmp_path_factory.mktemp("demo") / "packed"
+    assert run("baleen", "convert", DEMO, out, "--to", "packed").rc == 0
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import tempfile
 import time
 import zipfile
 
@@ -17,13 +16,6 @@ from conftest import BUILD, run
 from test_faults import content, faulty, small_disk
 
 ZSTD = shutil.which("zstd")
-
-
-@pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    out = tmp_path_factory.mktemp("archives") / "nano"
-    assert run("baleen", "synth", out, "--preset", "nano", "--shards", "2").rc == 0
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,6 @@ from test_archives import ZSTD, files, make_tar, make_zip
 from test_hostile_files import limited
 
 
-@pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    out = tmp_path_factory.mktemp("archives") / "nano"
-    assert run("baleen", "synth", out, "--preset", "nano", "--shards", "2").rc == 0
-    return out
-
-
 def info(name, size=1, **kw):
     t = tarfile.TarInfo(name)
     t.size = size

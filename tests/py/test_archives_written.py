@@ -20,13 +20,6 @@ TO = ["bf16", "packed"]
 
 
 @pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    out = tmp_path_factory.mktemp("written") / "nano"
-    assert run("baleen", "synth", out, "--preset", "nano", "--shards", "2").rc == 0
-    return out
-
-
-@pytest.fixture(scope="module")
 def whole(nano, tmp_path_factory):
     d = tmp_path_factory.mktemp("whole")
     for to in TO:

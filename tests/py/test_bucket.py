@@ -11,8 +11,8 @@ import buckets
 import ckpt
 import gens
 import ranks
-from conftest import DEMO
-from test_convert import check_sums, peak_memory, sparse_table
+from conftest import DEMO, peak_memory
+from test_convert import check_sums, sparse_table
 from test_merge import SMALL
 
 
@@ -37,13 +37,6 @@ def check(src, dst, host=is_table):
     check_sums(dst)
 
 
-@pytest.fixture(scope="module")
-def packed(baleen, tmp_path_factory):
-    out = tmp_path_factory.mktemp("bucket") / "packed"
-    assert baleen("convert", DEMO, out, "--to", "packed").rc == 0
-    return out
-
-
 def test_the_demo_model(baleen, tmp_path):
     r = make(baleen, DEMO, tmp_path / "out", "--size", "1MiB")
     check(DEMO, tmp_path / "out")
@@ -61,9 +54,9 @@ def test_the_demo_model(baleen, tmp_path):
         assert sum(-t["nbytes"] // 256 * -256 for t in b["tensors"]) + room > 1 << 20
 
 
-def test_host_owned_digests_are_those_of_a_packed_model(baleen, packed, tmp_path):
-    want = {n: v for n, v in ranks.value_sums(packed, 1).items() if is_table(n)}
-    for src in (DEMO, packed):
+def test_host_owned_digests_are_those_of_a_packed_model(baleen, demo_packed, tmp_path):
+    want = {n: v for n, v in ranks.value_sums(demo_packed, 1).items() if is_table(n)}
+    for src in (DEMO, demo_packed):
         r = make(baleen, src, tmp_path / src.name, "--size", "1MiB")
         host = buckets.read(tmp_path / src.name)["host_owned"]
         assert [h["name"] for h in host] == sorted(n for n in ckpt.tensors(DEMO) if is_table(n))
@@ -91,9 +84,9 @@ def same(a, b):
         assert (a / n).read_bytes() == (b / n).read_bytes(), n
 
 
-def test_every_form_of_a_model_gives_the_same_buckets(baleen, packed, tmp_path):
+def test_every_form_of_a_model_gives_the_same_buckets(baleen, demo_packed, tmp_path):
     make(baleen, DEMO, tmp_path / "a", "--size", "700KB")
-    make(baleen, packed, tmp_path / "b", "--size", "700KB", "--jobs", "1")
+    make(baleen, demo_packed, tmp_path / "b", "--size", "700KB", "--jobs", "1")
     same(tmp_path / "a", tmp_path / "b")
     src = tmp_path / "source"
     assert baleen("synth", src, "--preset", "nano", *SMALL, "--seed", 11).rc == 0
@@ -147,11 +140,11 @@ def test_what_travels_together(baleen, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_sizes(baleen, packed, tmp_path, seed):
+def test_random_sizes(baleen, demo_packed, tmp_path, seed):
     rng = random.Random(seed)
     size, align, how = int(2 ** rng.uniform(12, 22)), 2 ** rng.randrange(0, 13), rng.choice(["alone", "slice"])
     host = rng.choice(["none", "engram", "engram,dspark", "dspark"])
-    src = rng.choice([DEMO, packed])
+    src = rng.choice([DEMO, demo_packed])
     options = ["--size", str(size), "--align", str(align), "--host-owned", host]
     r = baleen("bucket", src, tmp_path / "out", *options, "--oversize", how, "--json")
     if r.rc == 2 and how == "slice":
@@ -207,7 +200,7 @@ def test_usage(baleen, tmp_path, args, words):
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
-def test_refusals(baleen, packed, tmp_path):
+def test_refusals(baleen, demo_packed, tmp_path):
     r = baleen("bucket", DEMO / "model-00001-of-00002.safetensors", tmp_path / "out")
     assert r.rc == 3 and ("single file" in r.err or "No such" in r.err)
     (tmp_path / "full").mkdir()
@@ -221,7 +214,7 @@ def test_refusals(baleen, packed, tmp_path):
     r = baleen("bucket", ckpt.write_folder(tmp_path / "hole", items, DEMO), tmp_path / "out")
     assert r.rc == 3 and "layers.0.attn.wkv" in r.err and not (tmp_path / "out").exists()
     # damage in a packed model does not travel on
-    shutil.copytree(packed, tmp_path / "damaged")
+    shutil.copytree(demo_packed, tmp_path / "damaged")
     file = tmp_path / "damaged" / "rank-0000" / "layer-02.safetensors"
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1

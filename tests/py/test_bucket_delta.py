@@ -15,10 +15,10 @@ from safetensors import deserialize
 
 import buckets
 import ckpt
-from conftest import BUILD, DEMO
+from conftest import BUILD, DEMO, peak_memory
 from test_bucket import make, same
 from test_bucket_verify import flip, resum
-from test_convert import peak_memory, sparse_table
+from test_convert import sparse_table
 
 ZSTD = ctypes.CDLL("libzstd.so.1")
 ZSTD.ZSTD_decompress.restype = ZSTD.ZSTD_isError.restype = ctypes.c_size_t

@@ -1,10 +1,8 @@
 """baleen convert: every byte of its output against an independent decoder, and everything it must refuse."""
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import struct
@@ -16,7 +14,7 @@ import pytest
 from safetensors import safe_open
 
 import ckpt
-from conftest import BUILD, DEMO
+from conftest import BUILD, DEMO, peak_memory
 
 
 def source_tensors(folder):
@@ -449,19 +447,6 @@ def test_memory_of_verify_does_not_grow_with_tensors(tmp_path):
     assert 0 < peak_memory("verify", src) <= 256 << 10
     src = sparse_table(tmp_path / "small", rows=(1 << 29) // 32)
     assert 0 < peak_memory("verify", src, "--level", "1", "--against", src) <= 256 << 10
-
-
-def peak_memory(*args):
-    """Most resident memory of a command that succeeds, in KiB."""
-    child = subprocess.Popen([BUILD / "tools" / "baleen", *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    peak = 0  # not ru_maxrss: that remembers this interpreter's size from before the exec
-    while child.poll() is None:
-        with contextlib.suppress(OSError):
-            hwm = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{child.pid}/status").read_text())
-            peak = max(peak, int(hwm[1]) if hwm else 0)
-        time.sleep(0.005)
-    assert child.returncode == 0, child.stderr.read()
-    return peak
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])

@@ -47,13 +47,6 @@ def content(folder):
 
 
 @pytest.fixture(scope="module")
-def nano(tmp_path_factory):
-    out = tmp_path_factory.mktemp("faults") / "nano"
-    assert run("baleen", "synth", out, "--preset", "nano", "--shards", "2").rc == 0
-    return out
-
-
-@pytest.fixture(scope="module")
 def whole(nano, tmp_path_factory):
     """What undisturbed conversions of nano write."""
     d = tmp_path_factory.mktemp("whole")

@@ -23,16 +23,9 @@ def refused(*args, rc, words, **env):
         assert w in r.err, r.err
 
 
-@pytest.fixture(scope="module")
-def packed(baleen, tmp_path_factory):
-    path = tmp_path_factory.mktemp("gpu") / "packed"
-    assert baleen("convert", DEMO, path, "--to", "packed").rc == 0
-    return path
-
-
 @pytest.mark.parametrize("name,tensor", [("layer-03", "layers.3."), ("engram", "engram.embed")])
-def test_a_flipped_bit_is_found_on_the_way(packed, tmp_path, name, tensor):
-    shutil.copytree(packed, tmp_path / "m")
+def test_a_flipped_bit_is_found_on_the_way(demo_packed, tmp_path, name, tensor):
+    shutil.copytree(demo_packed, tmp_path / "m")
     file = max((p for p in (tmp_path / "m" / "rank-0000").glob("*.safetensors") if name in p.name), key=lambda p: p.stat().st_size)
     data = bytearray(file.read_bytes())
     data[-1000] ^= 1

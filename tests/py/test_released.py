@@ -1,18 +1,15 @@
 """baleen convert --to released: the way back from BF16, against an independent encoder, and what it refuses."""
-import contextlib
 import json
 import pathlib
 import re
 import shutil
 import struct
-import subprocess
-import time
 
 import numpy as np
 import pytest
 
 import ckpt
-from conftest import BUILD, DEMO
+from conftest import DEMO, peak_memory
 from test_convert import check_sums, ok, opens, vision_tensors
 
 MID4 = np.array([.25, .75, 1.25, 1.75, 2.5, 3.5, 5.0])
@@ -494,16 +491,7 @@ def test_memory_does_not_grow_with_tensors(demo_cast, tmp_path):
     src = wide_model(demo_cast, tmp_path / "src")
     if src is None:
         pytest.skip("the file system has no holes: the memory of the way back is NOT measured")
-    child = subprocess.Popen([BUILD / "tools" / "baleen", "convert", src, tmp_path / "out", "--to", "released", "--no-sha256"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    peak = 0  # not ru_maxrss: that remembers this interpreter's size from before the exec
-    while child.poll() is None:
-        with contextlib.suppress(OSError):
-            hwm = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{child.pid}/status").read_text())
-            peak = max(peak, int(hwm[1]) if hwm else 0)
-        time.sleep(0.005)
-    assert child.returncode == 0, child.stderr.read()
-    assert 0 < peak <= 256 << 10
+    assert 0 < peak_memory("convert", src, tmp_path / "out", "--to", "released", "--no-sha256") <= 256 << 10
     for f in (tmp_path / "out").glob("*.safetensors"):
         h, base, _ = ckpt.header(f)
         for n in set(h) & {"layers.0.attn.wq_b.scale", "layers.0.attn.wo_a.scale"}:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from conftest import BUILD, run
-from test_faults import TO, content, convert, environment, faulty, nano, seeded, small_disk, whole  # noqa: F401 (fixtures)
+from test_faults import TO, content, convert, environment, faulty, seeded, small_disk, whole  # noqa: F401 (fixtures)
 
 KILLS = int(os.environ.get("BL_KILLS", 8))  # in each of the cases of test_any_death
 

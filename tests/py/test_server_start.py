@@ -42,13 +42,6 @@ def test_key_file(tmp_path, what):
     assert what == "two keys" or str(path) in err
 
 
-@pytest.fixture(scope="module")
-def packed(baleen, tmp_path_factory):
-    path = tmp_path_factory.mktemp("start") / "packed"
-    assert baleen("convert", DEMO, path, "--to", "packed").rc == 0
-    return path
-
-
 def test_a_selection_of_layers_is_not_served(baleen, tmp_path):
     for form in ("packed", "bf16"):
         path = tmp_path / form
@@ -57,9 +50,9 @@ def test_a_selection_of_layers_is_not_served(baleen, tmp_path):
             assert f"{path}: holds a selection of the model's layers" in line
 
 
-def test_damage_that_only_a_full_check_finds(packed, tmp_path):
+def test_damage_that_only_a_full_check_finds(demo_packed, tmp_path):
     """One bit of one code: a legal model, another one than was packed."""
-    shutil.copytree(packed, tmp_path / "m")
+    shutil.copytree(demo_packed, tmp_path / "m")
     file = tmp_path / "m" / "rank-0000" / "layer-03.safetensors"
     data = bytearray(file.read_bytes())
     tensors, begin, _ = header(file)
@@ -70,20 +63,20 @@ def test_damage_that_only_a_full_check_finds(packed, tmp_path):
         assert s.alive()
 
 
-def test_what_is_no_model(packed, tmp_path):
-    for path in (packed / "rank-0000", packed / "manifest.json", "/dev/null"):
+def test_what_is_no_model(demo_packed, tmp_path):
+    for path in (demo_packed / "rank-0000", demo_packed / "manifest.json", "/dev/null"):
         assert str(path) in refused(path)
     os.mkfifo(tmp_path / "fifo")
     assert "FIFO" in refused(tmp_path / "fifo")
     for name, word in (("tokenizer.json", "No such file"), ("config.json", "No such file"), ("rank-0000/layer-03.safetensors", "No such file")):
-        shutil.copytree(packed, tmp_path / "m")
+        shutil.copytree(demo_packed, tmp_path / "m")
         (tmp_path / "m" / name).unlink()
         err = refused(tmp_path / "m")
         assert name.split("/")[-1] in err and word in err, err
         shutil.rmtree(tmp_path / "m")
 
 
-def test_more_shards_than_files_may_be_open(packed):
+def test_more_shards_than_files_may_be_open(demo_packed):
     """The soft limit is raised to the hard one; beyond that the message says what is missing."""
     def soft():
         resource.setrlimit(resource.RLIMIT_NOFILE, (12, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -91,16 +84,16 @@ def test_more_shards_than_files_may_be_open(packed):
     def hard():
         resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
 
-    for command in (["generate", packed, "--prompt", "1 + 1"], ["verify", packed], ["inspect", packed]):
+    for command in (["generate", demo_packed, "--prompt", "1 + 1"], ["verify", demo_packed], ["inspect", demo_packed]):
         assert run("baleen", *command, preexec_fn=soft).rc == 0
         r = run("baleen", *command, preexec_fn=hard)
         assert r.rc == 4 and r.err.count("\n") == 1 and "ulimit -n" in r.err, r.err
-    assert "ulimit -n" in refused(packed, rc=4, preexec_fn=hard)
+    assert "ulimit -n" in refused(demo_packed, rc=4, preexec_fn=hard)
 
 
-def test_the_folder_goes_away_while_it_is_served(packed, tmp_path):
+def test_the_folder_goes_away_while_it_is_served(demo_packed, tmp_path):
     for how in ("auto", "mmap", "pread"):
-        shutil.copytree(packed, tmp_path / "m")
+        shutil.copytree(demo_packed, tmp_path / "m")
         with Server("baleend", tmp_path / "m", "--access", how) as s:
             before = s.chat("What is 23 plus 14?")["choices"][0]["message"]["content"]
             shutil.rmtree(tmp_path / "m")
