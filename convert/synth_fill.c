@@ -2,22 +2,15 @@
 
 #include "formats/names.h"
 #include "kernels/cast.h"
+#include "kernels/sampling_math.h"
 
 #include <math.h>
 #include <string.h>
 
-static uint64_t mix(uint64_t z)
-{
-    z += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
 /* Word i of a stream. */
 static uint64_t word(uint64_t key, uint64_t i)
 {
-    return mix(key + i * 0x9E3779B97F4A7C15u);
+    return bl_splitmix64(key + i * 0x9E3779B97F4A7C15u);
 }
 
 /* Distribution function of the standard normal for |x| <= 4, by series. */
@@ -105,7 +98,7 @@ bl_synth_source bl_synth_source_of(const bl_slot *s, bool scale, uint64_t seed, 
             }
         }
     }
-    bl_synth_source out = {.slot = s, .scale = scale, .mean = d.mean, .key = mix(mix(seed) + index)};
+    bl_synth_source out = {.slot = s, .scale = scale, .mean = d.mean, .key = bl_splitmix64(bl_splitmix64(seed) + index)};
     out.sigma = d.fan_in ? d.factor / sqrtf((float)width(s)) : d.factor;
     /* The largest of 32 normal values is about 2.1 sigma, of 1024 about 3.2; ours end at 2.7. */
     out.exponent = is_fp4(s) ? scale_byte(2.1f * out.sigma / 6) : scale_byte(2.9f * out.sigma / 448);

@@ -36,10 +36,14 @@ typedef struct bl_matrix {
 
 enum { BL_SCALE_ROWS = 32 /* rows that share a scale in BL_W_FP8 */ };
 
+static inline int64_t bl_matrix_row_bytes(const bl_matrix *m)
+{
+    return m->kind == BL_W_BF16 ? 2 * m->cols : m->kind == BL_W_F32 ? 4 * m->cols : m->kind == BL_W_FP4 ? m->cols / 2 : m->cols;
+}
+
 static inline uint64_t bl_matrix_code_bytes(const bl_matrix *m)
 {
-    const uint64_t n = (uint64_t)m->rows * (uint64_t)m->cols;
-    return m->kind == BL_W_BF16 ? 2 * n : m->kind == BL_W_F32 ? 4 * n : m->kind == BL_W_FP4 ? n / 2 : n;
+    return (uint64_t)m->rows * (uint64_t)bl_matrix_row_bytes(m);
 }
 
 static inline uint64_t bl_matrix_scale_bytes(const bl_matrix *m)

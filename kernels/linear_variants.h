@@ -9,17 +9,6 @@ enum {
     BL_BLOCK = 32  /* elements of K that one step of all lanes takes, and what shares a scale */
 };
 
-static inline int64_t bl_matrix_row_bytes(const bl_matrix *w)
-{
-    switch (w->kind) {
-    case BL_W_BF16: return w->cols * 2;
-    case BL_W_FP8: return w->cols;
-    case BL_W_FP4: return w->cols / 2;
-    case BL_W_F32: break;
-    }
-    return w->cols * 4;
-}
-
 /* First code of row r, and the scale bytes of its K blocks (NULL for the kinds without). */
 static inline const uint8_t *bl_matrix_row(const bl_matrix *w, int64_t r)
 {

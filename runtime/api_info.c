@@ -2,20 +2,8 @@
 #include "formats/utf8.h"
 #include "runtime/api_impl.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-__attribute__((format(printf, 2, 3))) static void put(bl_text *t, const char *format, ...)
-{
-    char buf[512];
-    va_list ap;
-    va_start(ap, format);
-    vsnprintf(buf, sizeof buf, format, ap);
-    va_end(ap);
-    bl_text_puts(t, buf);
-}
 
 static void answer_json(bl_exchange *x, bl_text *body)
 {
@@ -34,13 +22,13 @@ void bl_api_health(bl_server *s, bl_exchange *x)
     bool ready = state == API_READY && !broken;
     if (loaded)
         bl_scheduler_read(s->scheduler, &n);
-    put(&body, "{\"status\":\"%s\"", broken ? "failed" : names[state]);
+    bl_text_printf(&body, "{\"status\":\"%s\"", broken ? "failed" : names[state]);
     if (broken) {
         bl_text_puts(&body, ",\"error\":");
         bl_text_quote(&body, fault.message, strlen(fault.message));
     }
     if (n.nan_outputs)
-        put(&body, ",\"nan_outputs\":%llu", (unsigned long long)n.nan_outputs);
+        bl_text_printf(&body, ",\"nan_outputs\":%llu", (unsigned long long)n.nan_outputs);
     bl_text_puts(&body, "}\n");
     bl_exchange_answer(x, ready ? 200 : 503, API_JSON, &body, ready ? NULL : "Retry-After", ready ? NULL : "1");
 }
@@ -106,8 +94,8 @@ static void put_model(bl_text *t, const bl_server *s)
     const char *name = s->options.model_name;
     bl_text_puts(t, "{\"id\":");
     bl_text_quote(t, name, strlen(name));
-    put(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"baleen\",\"max_model_len\":%lld}", (long long)s->created,
-        (long long)s->context);
+    bl_text_printf(t, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"baleen\",\"max_model_len\":%lld}", (long long)s->created,
+                   (long long)s->context);
 }
 
 void bl_api_models(bl_server *s, bl_exchange *x)
@@ -143,14 +131,14 @@ void bl_api_server_info(bl_server *s, bl_exchange *x)
     const bl_server_options *o = &s->options;
     bl_text_puts(&t, "{\"version\":\"" BL_VERSION "\",\"served_model_name\":");
     bl_text_quote(&t, o->model_name, strlen(o->model_name));
-    put(&t, ",\"max_model_len\":%lld,\"max_requests\":%d,\"max_queue\":%d,\"max_connections\":%d,\"max_body\":%llu,\"step_tokens\":%lld,",
-        (long long)s->context, o->max_requests, o->max_queue, bl_http_room(s->http), (unsigned long long)o->max_body,
-        (long long)o->step_tokens);
-    put(&t, "\"thinking\":%s,\"reasoning_effort\":%d,", o->thinking ? "true" : "false", BL_CHAT_EFFORT_DEFAULT);
-    put(&t, "\"sampling_defaults\":{\"temperature\":1,\"top_p\":1,\"top_k\":0,\"min_p\":0,\"repetition_penalty\":1,\"presence_penalty\":0,"
-            "\"frequency_penalty\":0},");
-    put(&t, "\"logprobs\":\"log_softmax(logits after penalties and bias / temperature)\",\"has_image_understanding\":false,\"load_seconds\":%.3f}",
-        s->load_seconds);
+    bl_text_printf(&t, ",\"max_model_len\":%lld,\"max_requests\":%d,\"max_queue\":%d,\"max_connections\":%d,", (long long)s->context,
+                   o->max_requests, o->max_queue, bl_http_room(s->http));
+    bl_text_printf(&t, "\"max_body\":%llu,\"step_tokens\":%lld,", (unsigned long long)o->max_body, (long long)o->step_tokens);
+    bl_text_printf(&t, "\"thinking\":%s,\"reasoning_effort\":%d,", o->thinking ? "true" : "false", BL_CHAT_EFFORT_DEFAULT);
+    bl_text_puts(&t, "\"sampling_defaults\":{\"temperature\":1,\"top_p\":1,\"top_k\":0,\"min_p\":0,\"repetition_penalty\":1,"
+                     "\"presence_penalty\":0,\"frequency_penalty\":0},"
+                     "\"logprobs\":\"log_softmax(logits after penalties and bias / temperature)\",\"has_image_understanding\":false,");
+    bl_text_printf(&t, "\"load_seconds\":%.3f}", s->load_seconds);
     answer_json(x, &t);
 }
 
@@ -180,7 +168,7 @@ static void put_ids(bl_text *t, const bl_ids *ids)
 {
     bl_text_puts(t, "[");
     for (size_t i = 0; i < ids->count; i++)
-        put(t, i ? ",%d" : "%d", (int)ids->ids[i]);
+        bl_text_printf(t, i ? ",%d" : "%d", (int)ids->ids[i]);
     bl_text_puts(t, "]");
 }
 
@@ -206,8 +194,8 @@ void bl_api_tokenize(bl_server *s, bl_exchange *x)
     }
     bl_text_puts(&t, list ? "],\"count\":[" : ",\"count\":");
     for (int i = 0; i < prompts.count; i++)
-        put(&t, i ? ",%zu" : "%zu", prompts.ids[i].count);
-    put(&t, list ? "],\"max_model_len\":%lld}" : ",\"max_model_len\":%lld}", (long long)s->context);
+        bl_text_printf(&t, i ? ",%zu" : "%zu", prompts.ids[i].count);
+    bl_text_printf(&t, list ? "],\"max_model_len\":%lld}" : ",\"max_model_len\":%lld}", (long long)s->context);
     bl_api_free_prompts(&prompts);
     answer_json(x, &t);
 }

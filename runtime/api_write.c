@@ -2,22 +2,10 @@
 #include "runtime/api_impl.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- pieces of JSON */
-
-__attribute__((format(printf, 2, 3))) static void put(bl_text *t, const char *format, ...)
-{
-    char buf[256];
-    va_list ap;
-    va_start(ap, format);
-    vsnprintf(buf, sizeof buf, format, ap);
-    va_end(ap);
-    bl_text_puts(t, buf);
-}
 
 static void put_string(bl_text *t, const char *s)
 {
@@ -27,7 +15,7 @@ static void put_string(bl_text *t, const char *s)
 /* JSON has no infinities; clients know this number for "impossible". */
 static void put_logprob(bl_text *t, float v)
 {
-    put(t, "%.9g", isfinite(v) ? (double)v : -9999.0);
+    bl_text_printf(t, "%.9g", isfinite(v) ? (double)v : -9999.0);
 }
 
 static bool is_chat(const api_call *c)
@@ -42,10 +30,10 @@ static void put_usage(bl_text *t, const api_call *c)
         generated += c->choices[i].generated;
         reasoning += c->choices[i].reasoning_tokens;
     }
-    put(t, "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"reasoning_tokens\":%lld,",
-        (long long)c->prompt_tokens, (long long)generated, (long long)(c->prompt_tokens + generated), (long long)reasoning);
-    put(t, "\"prompt_tokens_details\":{\"cached_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
-        (long long)reasoning);
+    bl_text_printf(t, "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"reasoning_tokens\":%lld,",
+                   (long long)c->prompt_tokens, (long long)generated, (long long)(c->prompt_tokens + generated), (long long)reasoning);
+    bl_text_printf(t, "\"prompt_tokens_details\":{\"cached_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":%lld}}",
+                   (long long)reasoning);
 }
 
 /* ---- log-probabilities */
@@ -77,7 +65,7 @@ static void put_token_entry(bl_text *t, const bl_tokenizer *tokenizer, int id, f
     put_token(t, tokenizer, id);
     bl_text_puts(t, ",\"bytes\":[");
     for (size_t i = 0; bytes && i < n; i++)
-        put(t, i ? ",%d" : "%d", (unsigned char)bytes[i]);
+        bl_text_printf(t, i ? ",%d" : "%d", (unsigned char)bytes[i]);
     bl_text_puts(t, "],\"logprob\":");
     put_logprob(t, logprob);
 }
@@ -135,7 +123,7 @@ static void put_text_logprobs(bl_text *t, api_choice *c)
     bl_text offsets = {0};
     bl_text_puts(t, "{\"tokens\":[");
     for (size_t i = 0; i < c->token_count; i++) {
-        put(&offsets, i ? ",%lld" : "%lld", (long long)c->text_offset);
+        bl_text_printf(&offsets, i ? ",%lld" : "%lld", (long long)c->text_offset);
         bl_text_puts(t, i ? "," : "");
         c->text_offset += put_token(t, tokenizer, c->tokens[i].id);
     }
@@ -196,9 +184,9 @@ static const char *finish_reason(const api_choice *c)
 static void put_finish(bl_text *t, const api_choice *c)
 {
     int stop = bl_parser_stop(c->parser);
-    put(t, ",\"finish_reason\":\"%s\",\"matched_stop\":", finish_reason(c));
+    bl_text_printf(t, ",\"finish_reason\":\"%s\",\"matched_stop\":", finish_reason(c));
     if (c->why == BL_FINISH_STOP_TOKEN)
-        put(t, "%d", c->last_token);
+        bl_text_printf(t, "%d", c->last_token);
     else if (c->why == BL_FINISH_SINK && stop >= 0)
         put_string(t, c->call->params.stops[stop]);
     else
@@ -209,7 +197,8 @@ static void put_finish(bl_text *t, const api_choice *c)
 static void put_call_begin(bl_text *t, const api_choice *c, const api_piece *p)
 {
     const char *random = strchr(c->call->id, '-') + 1;
-    put(t, "\"id\":\"call_%.16s%04x%04x\",\"type\":\"function\"", random, (unsigned)c->index & 0xffff, (unsigned)p->call & 0xffff);
+    bl_text_printf(t, "\"id\":\"call_%.16s%04x%04x\",\"type\":\"function\"", random,
+                   (unsigned)c->index & 0xffff, (unsigned)p->call & 0xffff);
     if (p->space_n) {
         bl_text_puts(t, ",\"namespace\":");
         bl_text_quote(t, c->text.p + p->space_from, p->space_n);
@@ -245,7 +234,7 @@ static void put_calls(bl_text *t, const api_choice *c)
         if (p->call >= ended)
             continue;
         if (p->kind == BL_EVENT_CALL_BEGIN) {
-            put(t, open ? "\"}},{\"index\":%d," : "{\"index\":%d,", p->call);
+            bl_text_printf(t, open ? "\"}},{\"index\":%d," : "{\"index\":%d,", p->call);
             put_call_begin(t, c, p);
             open = true;
         } else if (p->kind == BL_EVENT_CALL_ARGUMENTS) {
@@ -279,7 +268,7 @@ static void put_message(bl_text *t, const api_choice *c)
 static void put_head(bl_text *t, const api_call *c)
 {
     const char *object = !is_chat(c) ? "text_completion" : c->params.stream ? "chat.completion.chunk" : "chat.completion";
-    put(t, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
+    bl_text_printf(t, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object, (long long)c->created);
     put_string(t, c->server->options.model_name);
 }
 
@@ -289,7 +278,7 @@ void bl_api_write_whole(bl_text *t, api_call *c)
     bl_text_puts(t, ",\"choices\":[");
     for (int i = 0; i < c->count; i++) {
         api_choice *choice = &c->choices[i];
-        put(t, i ? ",{\"index\":%d," : "{\"index\":%d,", i);
+        bl_text_printf(t, i ? ",{\"index\":%d," : "{\"index\":%d,", i);
         if (is_chat(c)) {
             put_message(t, choice);
         } else {
@@ -339,12 +328,12 @@ static void put_delta(bl_text *t, const api_choice *c, const api_piece *p)
         bl_text_quote(t, text, p->n);
         break;
     case BL_EVENT_CALL_BEGIN:
-        put(t, "\"tool_calls\":[{\"index\":%d,", p->call);
+        bl_text_printf(t, "\"tool_calls\":[{\"index\":%d,", p->call);
         put_call_begin(t, c, p);
         bl_text_puts(t, "\"}}]");
         break;
     default:
-        put(t, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", p->call);
+        bl_text_printf(t, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", p->call);
         bl_text_quote(t, text, p->n);
         bl_text_puts(t, "}}]");
     }
@@ -354,7 +343,7 @@ static void put_delta(bl_text *t, const api_choice *c, const api_piece *p)
 static void write_event(bl_text *t, api_choice *c, const api_piece *p, bool end)
 {
     begin_event(t, c->call);
-    put(t, "{\"index\":%d,", c->index);
+    bl_text_printf(t, "{\"index\":%d,", c->index);
     if (is_chat(c->call)) {
         bl_text_puts(t, "\"delta\":{");
         if (!c->role_sent)

@@ -42,6 +42,12 @@ static void enter(bl_parser *p, parse_state s)
     bl_matcher_reset(&p->value);
 }
 
+static void feed_bytes(bl_parser *p, const bl_text *t)
+{
+    for (size_t i = 0; i < t->n; i++)
+        feed(p, t->p[i]);
+}
+
 static bool ends_in(const bl_text *t, const char *s)
 {
     size_t n = strlen(s);
@@ -58,9 +64,15 @@ static void fall_back(bl_parser *p)
     if (p->o.calls != BL_CALLS_DROP)
         say_text(p, p->raw.p, p->raw.n > part.n ? p->raw.n - part.n : 0);
     p->raw.n = 0;
-    for (size_t i = 0; i < part.n; i++)
-        feed(p, part.p[i]);
+    feed_bytes(p, &part);
     free(part.p);
+}
+
+/* Drops all but the last n bytes. */
+static void keep_end(bl_text *t, size_t n)
+{
+    memmove(t->p, t->p + t->n - n, n);
+    t->n = n;
 }
 
 static void feed_text(bl_parser *p, char c)
@@ -81,8 +93,7 @@ static void feed_text(bl_parser *p, char c)
         return;
     size_t keep = hit ? hit->n : m->hold;
     say_text(p, p->held.p, p->held.n - keep);
-    memmove(p->held.p, p->held.p + p->held.n - keep, keep);
-    p->held.n = keep;
+    keep_end(&p->held, keep);
     if (hit && hit->what == OPENS_CALLS) {
         p->raw.n = 0;
         bl_text_add(&p->raw, p->held.p, keep);
@@ -95,7 +106,8 @@ static void feed_text(bl_parser *p, char c)
     }
 }
 
-/* Between tags: white space, then one of two tags. 1 or 2 when it is complete, 0 while it may be, -1 when it cannot be. */
+/* Between tags: white space, then one of two tags. 1 or 2 when it is complete, 0 while it may be, or when it cannot be: then the
+ * parser has fallen back. */
 static int read_tag(bl_parser *p, char c, const char *first, const char *second)
 {
     if (p->part.n == 0 && (c == ' ' || c == '\n' || c == '\r' || c == '\t'))
@@ -105,24 +117,15 @@ static int read_tag(bl_parser *p, char c, const char *first, const char *second)
     for (int i = 0; i < 2; i++)
         if (p->part.n <= strlen(tags[i]) && memcmp(p->part.p, tags[i], p->part.n) == 0)
             return p->part.n == strlen(tags[i]) ? i + 1 : 0;
-    return -1;
+    fall_back(p);
+    return 0;
 }
 
 static void feed_outer(bl_parser *p, char c)
 {
-    switch (read_tag(p, c, OPEN_INVOKE, CLOSE_CALLS)) {
-    case 1:
-        enter(p, NAME);
-        break;
-    case 2:
-        enter(p, DONE);
-        break;
-    case -1:
-        fall_back(p);
-        break;
-    default:
-        break;
-    }
+    int tag = read_tag(p, c, OPEN_INVOKE, CLOSE_CALLS);
+    if (tag)
+        enter(p, tag == 1 ? NAME : DONE);
 }
 
 static void feed_name(bl_parser *p, char c)
@@ -146,22 +149,14 @@ static void feed_name(bl_parser *p, char c)
 
 static void feed_inner(bl_parser *p, char c)
 {
-    switch (read_tag(p, c, OPEN_PARAMETER, CLOSE_INVOKE)) {
-    case 1:
-        enter(p, KEY);
-        break;
-    case 2:
+    int tag = read_tag(p, c, OPEN_PARAMETER, CLOSE_INVOKE);
+    if (tag == 2) {
         if (!p->begun_this)
             bl_parse_begin_call(p);
         bl_parse_end_call(p);
-        enter(p, OUTER);
-        break;
-    case -1:
-        fall_back(p);
-        break;
-    default:
-        break;
     }
+    if (tag)
+        enter(p, tag == 1 ? KEY : OUTER);
 }
 
 static void feed_key(bl_parser *p, char c)
@@ -193,8 +188,7 @@ static void feed_value(bl_parser *p, char c)
         bl_parse_argue_escaped(p, p->held.p, ready);
     else
         bl_text_add(&p->part, p->held.p, ready);
-    memmove(p->held.p, p->held.p + ready, keep);
-    p->held.n = keep;
+    keep_end(&p->held, keep);
     if (!hit)
         return;
     if (p->state == TEXT_VALUE)
@@ -245,12 +239,6 @@ static bl_status settle(bl_parser *p)
 }
 
 /* ---- input */
-static void feed_bytes(bl_parser *p, const bl_text *t)
-{
-    for (size_t i = 0; i < t->n; i++)
-        feed(p, t->p[i]);
-}
-
 static bool is_control(const bl_parser *p, int id)
 {
     bool control = bl_tokenizer_is_special(p->o.tokenizer, id);

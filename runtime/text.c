@@ -1,5 +1,7 @@
 #include "runtime/text.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +34,20 @@ void bl_text_add(bl_text *t, const char *p, size_t n)
 void bl_text_puts(bl_text *t, const char *s)
 {
     bl_text_add(t, s, strlen(s));
+}
+
+void bl_text_printf(bl_text *t, const char *format, ...)
+{
+    va_list ap;
+    va_start(ap, format);
+    const int n = vsnprintf(NULL, 0, format, ap);
+    va_end(ap);
+    if (n < 0 || !reserve(t, (size_t)n + 1)) /* the last for printf's NUL */
+        return;
+    va_start(ap, format);
+    vsnprintf(t->p + t->n, (size_t)n + 1, format, ap);
+    va_end(ap);
+    t->n += (size_t)n;
 }
 
 void bl_text_unescaped(bl_text *t, bl_json v)

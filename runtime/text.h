@@ -17,6 +17,8 @@ typedef struct bl_text {
 void bl_text_add(bl_text *t, const char *p, size_t n);
 /* A NUL-terminated string. */
 void bl_text_puts(bl_text *t, const char *s);
+/* As printf does; of any length. */
+__attribute__((format(printf, 2, 3))) void bl_text_printf(bl_text *t, const char *format, ...);
 /* The unescaped content of a JSON string; nothing for other kinds. */
 void bl_text_unescaped(bl_text *t, bl_json v);
 /* p[0..n) as a JSON string with quotes, or (_body) without them: the escapes that Python's json.dumps(ensure_ascii=False) uses, and no

@@ -80,25 +80,14 @@ cpu_packed bl_cpu_pack(bl_cpu *c, const uint16_t *x, int64_t ldx, int64_t n, int
 
 /* ---- tiles */
 
-static int64_t row_bytes(const bl_matrix *w)
-{
-    switch (w->kind) {
-    case BL_W_BF16: return w->cols * 2;
-    case BL_W_FP8: return w->cols;
-    case BL_W_FP4: return w->cols / 2;
-    case BL_W_F32: break;
-    }
-    return w->cols * 4;
-}
-
 int64_t bl_cpu_work(const bl_matrix *w, int64_t rows, int64_t tokens)
 {
-    return rows * row_bytes(w) * ((tokens + CPU_FEW - 1) / CPU_FEW);
+    return rows * bl_matrix_row_bytes(w) * ((tokens + CPU_FEW - 1) / CPU_FEW);
 }
 
 int64_t bl_cpu_tile_rows(const bl_cpu *c, const bl_matrix *w, int64_t rows, int64_t tokens, int64_t multiple)
 {
-    int64_t tile = tokens <= CPU_FEW ? min64(TILE_BYTES / row_bytes(w) + 1, CPU_TILE_MAX) : CPU_TILE;
+    int64_t tile = tokens <= CPU_FEW ? min64(TILE_BYTES / bl_matrix_row_bytes(w) + 1, CPU_TILE_MAX) : CPU_TILE;
     tile = min64(tile, rows / (4 * c->threads));
     if (w->kind == BL_W_FP8 && multiple < BL_SCALE_ROWS) multiple = BL_SCALE_ROWS; /* and what kernels prepare from scales */
     tile = (tile + multiple - 1) / multiple * multiple;

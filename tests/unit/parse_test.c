@@ -1,5 +1,6 @@
 #include "runtime/parse.h"
 #include "formats/json.h"
+#include "runtime/text.h"
 #include "tests/unit/tiny_tokenizer.h"
 
 #include <setjmp.h>
@@ -84,28 +85,53 @@ static const char *done(bl_parser *p)
     return line_of(&seen);
 }
 
+/* The line of a text that comes in two parts. */
+static const char *in_two(bl_parser_options o, const char *text, size_t n, size_t cut)
+{
+    bl_parser *p = start(o);
+    assert_int_equal(bl_parser_push_text(p, text, cut), BL_OK);
+    assert_int_equal(bl_parser_push_text(p, text + cut, n - cut), BL_OK);
+    return done(p);
+}
+
+static const char *as_tokens(bl_parser_options o, const char *text, size_t n)
+{
+    bl_ids ids = {0};
+    assert_int_equal(bl_tokenizer_encode(tokenizer, text, n, true, &ids, NULL), BL_OK);
+    o.tokenizer = tokenizer;
+    bl_parser *p = start(o);
+    for (size_t i = 0; i < ids.count; i++)
+        assert_int_equal(bl_parser_push(p, ids.ids[i]), BL_OK);
+    free(ids.ids);
+    return done(p);
+}
+
 /* The text as bytes cut in every place, byte by byte, and as tokens: always the same line. */
 static void expect(bl_parser_options o, const char *text, const char *want)
 {
     size_t n = strlen(text);
-    for (size_t cut = 0; cut <= n; cut++) {
-        bl_parser *p = start(o);
-        assert_int_equal(bl_parser_push_text(p, text, cut), BL_OK);
-        assert_int_equal(bl_parser_push_text(p, text + cut, n - cut), BL_OK);
-        assert_string_equal(done(p), want);
-    }
+    for (size_t cut = 0; cut <= n; cut++)
+        assert_string_equal(in_two(o, text, n, cut), want);
     bl_parser *p = start(o);
     for (size_t i = 0; i < n; i++)
         assert_int_equal(bl_parser_push_text(p, text + i, 1), BL_OK);
     assert_string_equal(done(p), want);
-    bl_ids ids = {0};
-    assert_int_equal(bl_tokenizer_encode(tokenizer, text, n, true, &ids, NULL), BL_OK);
-    o.tokenizer = tokenizer;
-    p = start(o);
-    for (size_t i = 0; i < ids.count; i++)
-        assert_int_equal(bl_parser_push(p, ids.ids[i]), BL_OK);
-    assert_string_equal(done(p), want);
-    free(ids.ids);
+    assert_string_equal(as_tokens(o, text, n), want);
+}
+
+static void test_printed_text(void **state)
+{
+    char longer[1000];
+    memset(longer, 'l', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    bl_text t = {0};
+    bl_text_puts(&t, "a");
+    bl_text_printf(&t, "%d,%s.", 7, longer);
+    bl_text_printf(&t, "%s", "");
+    bl_text_end(&t);
+    assert_int_equal(t.n, 3 + sizeof longer - 1 + 1);
+    assert_true(!strncmp(t.p, "a7,", 3) && !memcmp(t.p + 3, longer, sizeof longer - 1) && !strcmp(t.p + t.n - 2, "l."));
+    free(t.p);
 }
 
 static const bl_parser_options thinking = {.start = BL_SECTION_REASONING, .calls = BL_CALLS_PARSE};
@@ -297,22 +323,9 @@ static void test_random(void **state)
         bl_parser_options o = round % 2 ? chat : thinking;
         o.stops = stops;
         o.stop_count = round % 4 < 2 ? 2 : 0;
-        bl_parser *p = start(o);
-        assert_int_equal(bl_parser_push_text(p, text, n), BL_OK);
-        snprintf(want, sizeof want, "%s", done(p));
-        size_t cut = (seed >> 40) % (n + 1);
-        p = start(o);
-        assert_int_equal(bl_parser_push_text(p, text, cut), BL_OK);
-        assert_int_equal(bl_parser_push_text(p, text + cut, n - cut), BL_OK);
-        assert_string_equal(done(p), want);
-        bl_ids ids = {0};
-        assert_int_equal(bl_tokenizer_encode(tokenizer, text, n, true, &ids, NULL), BL_OK);
-        o.tokenizer = tokenizer;
-        p = start(o);
-        for (size_t i = 0; i < ids.count; i++)
-            assert_int_equal(bl_parser_push(p, ids.ids[i]), BL_OK);
-        free(ids.ids);
-        assert_string_equal(done(p), want);
+        snprintf(want, sizeof want, "%s", in_two(o, text, n, n));
+        assert_string_equal(in_two(o, text, n, (seed >> 40) % (n + 1)), want);
+        assert_string_equal(as_tokens(o, text, n), want);
         for (const char *at = want; (at = strstr(at, "C[")); at++) {
             const char *open = strchr(at, '{'), *end = strstr(at, "].");
             const char *next = strstr(at + 1, "C[");
@@ -342,7 +355,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reasoning), cmocka_unit_test(test_calls),      cmocka_unit_test(test_calls_cut_off),
         cmocka_unit_test(test_malformed), cmocka_unit_test(test_call_modes), cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_tokens),    cmocka_unit_test(test_random),
+        cmocka_unit_test(test_tokens),    cmocka_unit_test(test_random),     cmocka_unit_test(test_printed_text),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
