@@ -252,7 +252,8 @@ static bl_status check_restored(const bl_job *j, bl_error *err)
         wrong += stats[i].blocks - stats[i].kept;
     }
     return wrong ? bl_fail(err, BL_E_INPUT, j->source->path, BL_SCALES_NAME, -1,
-                           "%llu scales do not fit the values that were decoded with them: the model is damaged", (unsigned long long)wrong)
+                           "%llu scale%s not fit the values decoded under %s: the model is damaged", (unsigned long long)wrong,
+                           wrong == 1 ? " does" : "s do", wrong == 1 ? "it" : "them")
                  : BL_OK;
 }
 

@@ -202,7 +202,8 @@ static size_t mark_finished(bl_job *j, const char **names)
     }
     if (changed && j->o->note) {
         char text[160];
-        snprintf(text, sizeof text, "the source has changed: %zu finished files were made from what has, and are made again", changed);
+        snprintf(text, sizeof text, "the source has changed: %zu finished file%s made from what has, and made again", changed,
+                 changed == 1 ? " was" : "s were");
         j->o->note(text);
     }
     return count;

@@ -167,7 +167,8 @@ static bl_status align(bl_archive_writer *w, const char *name, uint64_t size, bl
 static bl_status finish_member(bl_archive_writer *w, bl_error *err)
 {
     if (w->left) {
-        return bl_fail(err, BL_E_INTERNAL, w->path, NULL, -1, "a member of the archive is %llu bytes short", (unsigned long long)w->left);
+        return bl_fail(err, BL_E_INTERNAL, w->path, NULL, -1, "a member of the archive is %llu byte%s short",
+                       (unsigned long long)w->left, bl_plural(w->left));
     }
     return !w->begun || archive_write_finish_entry(w->a) == ARCHIVE_OK ? BL_OK : failure(w, NULL, err);
 }

@@ -226,7 +226,7 @@ static bl_status check_of_counts(folder *f)
     }
     if (of && have != of) {
         BL_TRY(bl_build_report(f->b, f->path, NULL, -1,
-                               "shard names say %" PRIu64 " files, there are %" PRIu64, of, have));
+                               "shard names say %" PRIu64 " file%s, there are %" PRIu64, of, bl_plural(of), have));
     }
     return BL_OK;
 }

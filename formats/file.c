@@ -224,8 +224,8 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
                        (unsigned long long)n, (unsigned long long)offset);
     }
     if (f->base && end > f->size) {
-        return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu bytes are missing",
-                       (unsigned long long)(end - f->size));
+        return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu byte%s missing",
+                       (unsigned long long)(end - f->size), bl_plural(end - f->size));
     }
     BL_TRY(bl_file_wait(f, offset, n, err));
     while (n > 0) {
@@ -242,7 +242,7 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
         }
         if (got == 0) {
             return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset,
-                           "truncated while reading: %llu bytes are missing", (unsigned long long)n);
+                           "truncated while reading: %llu byte%s missing", (unsigned long long)n, bl_plural(n));
         }
         p += got;
         offset += (uint64_t)got;

@@ -269,13 +269,13 @@ static bl_status check_places(const reader *r)
         bl_tensor *t = &h->tensors[i];
         if (t->offset > end) {
             return bl_fail(r->err, BL_E_INPUT, r->path, t->name, -1,
-                           "a hole of %" PRIu64 " bytes before it (data offset %" PRIu64 ")", t->offset - end,
-                           end);
+                           "a hole of %" PRIu64 " byte%s before it (data offset %" PRIu64 ")", t->offset - end,
+                           bl_plural(t->offset - end), end);
         }
         if (t->offset < end) {
             return bl_fail(r->err, BL_E_INPUT, r->path, t->name, -1,
-                           "overlaps '%s' by %" PRIu64 " bytes or more", h->tensors[i - 1].name,
-                           end - t->offset);
+                           "overlaps '%s' by %" PRIu64 " byte%s or more", h->tensors[i - 1].name,
+                           end - t->offset, bl_plural(end - t->offset));
         }
         end += t->nbytes; /* its data_offsets[1], so that this cannot overflow */
     }
@@ -285,7 +285,8 @@ static bl_status check_places(const reader *r)
     }
     if (end < data) {
         return bl_fail(r->err, BL_E_INPUT, r->path, NULL, (int64_t)(h->header_bytes + end),
-                       "%" PRIu64 " bytes follow the last tensor", data - end);
+                       data - end == 1 ? "%" PRIu64 " byte follows the last tensor" : "%" PRIu64 " bytes follow the last tensor",
+                       data - end);
     }
     for (size_t i = 0; i < h->count; i++) {
         h->tensors[i].offset += h->header_bytes;
@@ -336,7 +337,7 @@ static bl_status check_length(const bl_file *f, uint64_t *n, bl_error *err)
     BL_TRY(bl_foreign_check(f, err)); /* say what it is, when that is known */
     if (size < 8) {
         return bl_fail(err, BL_E_INPUT, path, NULL, -1,
-                       "only %" PRIu64 " bytes, too short for a safetensors file", size);
+                       "only %" PRIu64 " byte%s, too short for a safetensors file", size, bl_plural(size));
     }
     if (*n > BL_ST_MAX_HEADER) {
         return bl_fail(err, BL_E_INPUT, path, NULL, 0,

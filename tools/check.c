@@ -42,19 +42,20 @@ static void print_item(const bl_survey_item *i)
 
 static void print_text(const bl_checkpoint *c, const bl_survey *s, double seconds)
 {
-    printf("%s: %zu weights, %.3f GB in %.1f s: ", c->name, s->weights, (double)s->bytes * 1e-9, seconds);
+    printf("%s: %zu weight%s, %.3f GB in %.1f s: ", c->name, s->weights, bl_plural(s->weights), (double)s->bytes * 1e-9, seconds);
     printf(s->count ? "something looks wrong\n" : "nothing looks wrong\n");
     for (size_t i = 0, in_kind = 0; i < s->count; i++) {
         bl_oddity kind = s->items[i].kind;
         in_kind = i && s->items[i - 1].kind == kind ? in_kind + 1 : 0;
         if (in_kind == 0)
-            printf("%s: %s in %zu %s\n", bl_oddity_is_wrong(kind) ? "wrong" : "odd", bl_oddity_name(kind), s->kinds[kind],
-                   s->kinds[kind] == 1 ? "weight" : "weights");
+            printf("%s: %s in %zu weight%s\n", bl_oddity_is_wrong(kind) ? "wrong" : "odd", bl_oddity_name(kind), s->kinds[kind],
+                   bl_plural(s->kinds[kind]));
         if (in_kind < SHOWN) print_item(&s->items[i]);
         else if (in_kind == SHOWN) printf("  and %zu more\n", s->kinds[kind] - SHOWN);
     }
     if (s->problems)
-        printf("note: %zu problems with files or tensors, which were not looked at: 'baleen verify' names them\n", s->problems);
+        printf("note: %zu problem%s with files or tensors, which were not looked at: 'baleen verify' names them\n", s->problems,
+               bl_plural(s->problems));
 }
 
 static int print_json(const cli_command *cmd, const bl_checkpoint *c, const bl_survey *s, double seconds)

@@ -62,8 +62,8 @@ static void on_plan(void *arg, const bl_buckets *b)
         while (ends < k->count && k->tensors[ends].group == k->tensors[0].group) {
             ends++;
         }
-        printf("%s  %12llu bytes  %5zu tensors  %s%s\n", k->name, (unsigned long long)k->nbytes, k->count, k->tensors[0].tensor.name,
-               ends == k->count ? "" : " ...");
+        printf("%s  %12llu bytes  %5zu %-7s  %s%s\n", k->name, (unsigned long long)k->nbytes, k->count, k->count == 1 ? "tensor" : "tensors",
+               k->tensors[0].tensor.name, ends == k->count ? "" : " ...");
     }
     for (size_t i = 0; i < b->host_count; i++) {
         printf("kept by the receiver  %12llu bytes  %s\n", (unsigned long long)b->host[i].tensor.nbytes, b->host[i].tensor.name);
@@ -108,13 +108,14 @@ static int print_json(const char *src, const char *dst, const bl_bucket_options 
 
 static void print_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
-    printf("%s%s: %zu tensors in %zu groups in %zu buckets, %.3f GB, the largest %.1f MiB", o->dry_run ? "would write " : "", dst,
-           r->tensors, r->groups, r->buckets, (double)r->tensor_bytes * 1e-9, (double)r->largest / 1048576);
+    printf("%s%s: %zu tensor%s in %zu group%s in %zu bucket%s, %.3f GB, the largest %.1f MiB", o->dry_run ? "would write " : "", dst,
+           r->tensors, bl_plural(r->tensors), r->groups, bl_plural(r->groups), r->buckets, bl_plural(r->buckets),
+           (double)r->tensor_bytes * 1e-9, (double)r->largest / 1048576);
     if (r->oversize) {
         printf(", %zu above --size", r->oversize);
     }
     if (r->sliced) {
-        printf(", %zu tensors in slices", r->sliced);
+        printf(", %zu tensor%s in slices", r->sliced, bl_plural(r->sliced));
     }
     print_archive(r->archive_bytes);
     if (!o->dry_run) {
@@ -122,8 +123,9 @@ static void print_text(const char *dst, const bl_bucket_options *o, const bl_buc
     }
     printf("\n");
     if (r->host_tensors) {
-        printf("%zu tensors kept by the receiver, %.3f GB, %zu value digests\n", r->host_tensors, (double)r->host_bytes * 1e-9,
-               o->dry_run ? 0 : r->host_digests);
+        size_t digests = o->dry_run ? 0 : r->host_digests;
+        printf("%zu tensor%s kept by the receiver, %.3f GB, %zu value digest%s\n", r->host_tensors, bl_plural(r->host_tensors),
+               (double)r->host_bytes * 1e-9, digests, bl_plural(digests));
     }
 }
 
@@ -149,16 +151,17 @@ static int print_delta_json(const char *src, const char *dst, const bl_bucket_op
 static void print_delta_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
     if (o->dry_run) {
-        printf("would write %s: %zu tensors in %zu buckets, %.3f GB, to be compared with %s\n", dst, r->tensors, r->buckets,
-               (double)r->tensor_bytes * 1e-9, o->base);
+        printf("would write %s: %zu tensor%s in %zu bucket%s, %.3f GB, to be compared with %s\n", dst, r->tensors, bl_plural(r->tensors),
+               r->buckets, bl_plural(r->buckets), (double)r->tensor_bytes * 1e-9, o->base);
         return;
     }
-    printf("%s: %zu tensors (or slices) in %zu of %zu buckets have changed, %.3f GB, as %.3f GB", dst, r->changed,
-           r->changed_buckets, r->buckets, (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9);
+    printf("%s: %zu tensor%s (or slices) in %zu of %zu bucket%s changed, %.3f GB, as %.3f GB", dst, r->changed, bl_plural(r->changed),
+           r->changed_buckets, r->buckets, bl_plural(r->buckets), (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9);
     print_archive(r->archive_bytes);
     printf(", %.1f s, %.2f GB/s compared\n", r->seconds, (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     if (r->host_changed) {
-        printf("%zu of the tensors kept by the receiver have changed too: the delta does not have them\n", r->host_changed);
+        printf("%zu of the tensors kept by the receiver changed too: the delta does not have %s\n", r->host_changed,
+               r->host_changed == 1 ? "it" : "them");
     }
 }
 
@@ -185,8 +188,9 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
         return print_receipt(j, r.archive_bytes);
     }
     if (s == BL_OK) {
-        printf("%s: %zu tensors (or slices) in %zu of %zu buckets changed, %.3f GB, %zu buckets linked", dst, r.changed,
-               r.changed_buckets, r.buckets, (double)r.file_bytes * 1e-9, r.linked);
+        printf("%s: %zu tensor%s (or slices) in %zu of %zu bucket%s changed, %.3f GB, %zu bucket%s linked", dst, r.changed,
+               bl_plural(r.changed), r.changed_buckets, r.buckets, bl_plural(r.buckets), (double)r.file_bytes * 1e-9, r.linked,
+               bl_plural(r.linked));
         print_archive(r.archive_bytes);
         printf(", %.1f s, %.2f GB/s\n", r.seconds, (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
     }

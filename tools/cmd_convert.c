@@ -115,12 +115,12 @@ static void on_note(const char *text)
 
 static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
-    printf("%s%s: %zu tensors in %zu files, %.3f GB", o->dry_run ? "would write " : "", dst, r->tensors, r->files,
-           (double)r->file_bytes * 1e-9);
+    printf("%s%s: %zu tensor%s in %zu file%s, %.3f GB", o->dry_run ? "would write " : "", dst, r->tensors, bl_plural(r->tensors), r->files,
+           bl_plural(r->files), (double)r->file_bytes * 1e-9);
     if (r->ranks > 1) {
         printf(", %d ranks", r->ranks);
     }
-    printf(" (%zu source tensors", r->source_tensors);
+    printf(" (%zu source tensor%s", r->source_tensors, bl_plural(r->source_tensors));
     const char *comma = ": ";
     for (int a = BL_ACT_COPY; a < BL_ACTIONS; a++) {
         if (r->action_count[a]) {
@@ -130,7 +130,7 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
     }
     printf(")");
     if (r->kept_files) {
-        printf(", %zu files, %.3f GB, kept from an earlier run", r->kept_files, (double)r->kept_bytes * 1e-9);
+        printf(", %zu file%s, %.3f GB, kept from an earlier run", r->kept_files, bl_plural(r->kept_files), (double)r->kept_bytes * 1e-9);
     }
     if (!o->dry_run) {
         printf(", %.1f s, %.2f GB/s", r->seconds, (double)(r->file_bytes - r->kept_bytes) * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
@@ -140,17 +140,18 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
     }
     printf("\n");
     if (r->linked_files) {
-        printf("%zu source files linked, %.3f GB\n", r->linked_files, (double)r->linked_bytes * 1e-9);
+        printf("%zu source file%s linked, %.3f GB\n", r->linked_files, bl_plural(r->linked_files), (double)r->linked_bytes * 1e-9);
     }
     if (r->scales_saved) {
-        printf("%zu original scales kept in " BL_SCALES_NAME "\n", r->scales_saved);
+        printf("%zu original scale%s kept in " BL_SCALES_NAME "\n", r->scales_saved, bl_plural(r->scales_saved));
     }
     if (r->hinted) {
-        printf("scale hints for %zu of %zu weights\n", r->hinted_count, r->hinted_among);
+        printf("scale hints for %zu of %zu weight%s\n", r->hinted_count, r->hinted_among, bl_plural(r->hinted_among));
     }
     encoded_print(r);
     if (r->scales.weights) {
-        printf("%s: %llu weights with float32 scales, ", bl_generation_name(r->generation), (unsigned long long)r->scales.weights);
+        printf("%s: %llu weight%s with float32 scales, ", bl_generation_name(r->generation), (unsigned long long)r->scales.weights,
+               bl_plural(r->scales.weights));
         if (r->scales.rounded_weights) {
             printf("NOT exact: %llu of them have scales that are no powers of two (%llu of %llu), their values are rounded to BF16\n",
                    (unsigned long long)r->scales.rounded_weights, (unsigned long long)r->scales.rounded_scales,

@@ -148,7 +148,8 @@ static void print_index(const bl_checkpoint *c, const class_table *k)
     char b[32];
     uint64_t bytes = 0;
     for (int i = 0; i < BL_CLASSES; i++) bytes += k->rows[i].bytes;
-    printf("%s: config and index, none of the %zu shards is here\n", c->name, c->problems);
+    printf(c->problems == 1 ? "%s: config and index, the %zu shard is not here\n" : "%s: config and index, none of the %zu shards is here\n",
+           c->name, c->problems);
     generation_model(&c->config);
     if (!c->config.earlier) print_roles(c, &none);
     printf("tensors: %zu", c->unread_count);
@@ -202,8 +203,9 @@ static int inspect_tensor(const cli_command *cmd, const bl_checkpoint *c, const 
     }
     char *dims = json_dumps(shape, 0);
     json_decref(shape);
-    printf("%s: %s %s in %s at byte %llu, %llu bytes\n", name, bl_dtype_name(t->dtype), dims ? dims : "",
-           bl_checkpoint_file(c, t)->name, (unsigned long long)t->offset, (unsigned long long)t->nbytes);
+    printf("%s: %s %s in %s at byte %llu, %llu byte%s\n", name, bl_dtype_name(t->dtype), dims ? dims : "",
+           bl_checkpoint_file(c, t)->name, (unsigned long long)t->offset, (unsigned long long)t->nbytes,
+           bl_plural(t->nbytes));
     free(dims);
     printf("  elements %llu, zeros %llu (%llu negative), NaN %llu, infinite %llu, all-zero rows %llu of %llu\n",
            (unsigned long long)s.elements, (unsigned long long)s.zeros, (unsigned long long)s.negative_zeros,

@@ -28,8 +28,9 @@ static int print_json(const char *src, const char *dst, const bl_convert_options
 
 static void print_text(const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
-    printf("%s%s: %zu tensors in %zu files, %.3f GB, from %zu tensors of %d %s", o->dry_run ? "would write " : "", dst, r->tensors,
-           r->files, (double)r->file_bytes * 1e-9, r->source_tensors, r->source_ranks, r->source_ranks == 1 ? "rank" : "ranks");
+    printf("%s%s: %zu tensor%s in %zu file%s, %.3f GB, from %zu tensor%s of %d rank%s", o->dry_run ? "would write " : "", dst, r->tensors,
+           bl_plural(r->tensors), r->files, bl_plural(r->files), (double)r->file_bytes * 1e-9, r->source_tensors,
+           bl_plural(r->source_tensors), r->source_ranks, bl_plural((uint64_t)r->source_ranks));
     if (r->archive_bytes) {
         printf(", archive of %.3f GB", (double)r->archive_bytes * 1e-9);
     }
@@ -38,8 +39,8 @@ static void print_text(const char *dst, const bl_convert_options *o, const bl_co
     }
     printf("\n");
     if (r->hinted_count) {
-        printf("%zu weights that packing decoded %s their codes again, under the scales kept in " BL_SCALES_NAME "\n", r->hinted_count,
-               o->dry_run ? "would get" : "have");
+        printf("%zu weight%s that packing decoded %s codes again, under the scales kept in " BL_SCALES_NAME "\n", r->hinted_count,
+               bl_plural(r->hinted_count), o->dry_run ? "would get" : r->hinted_count == 1 ? "has" : "have");
     }
 }
 

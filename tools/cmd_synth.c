@@ -9,7 +9,7 @@
 static int print_report(const char *dst, const bl_synth_report *r, bool json)
 {
     if (!json) {
-        printf("%s: %zu tensors, %llu bytes\n", dst, r->tensors, (unsigned long long)r->tensor_bytes);
+        printf("%s: %zu tensor%s, %llu bytes\n", dst, r->tensors, bl_plural(r->tensors), (unsigned long long)r->tensor_bytes);
         return 0;
     }
     json_t *j = json_pack("{s:s, s:o, s:I, s:I, s:I}", "command", "synth", "destination", receipt_text(dst), "tensors", (json_int_t)r->tensors,

@@ -143,13 +143,15 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
         return;
     }
     if (r->findings) {
-        printf("%zu %s", r->findings, r->findings == 1 ? "problem" : "problems");
+        printf("%zu problem%s", r->findings, bl_plural(r->findings));
     } else {
         printf("holds");
     }
-    printf(" at level %d: %zu tensors in %zu files", o->level, r->tensors, r->files);
+    printf(" at level %d: %zu tensor%s in %zu file%s", o->level, r->tensors, bl_plural(r->tensors), r->files, bl_plural(r->files));
     if (o->level >= 3) {
-        printf(", %zu files by SHA-256, %zu %s", r->files_hashed, r->chunks, r->kind >= BL_SOURCE_BUCKETS ? "tensors by XXH3-128" : "chunks");
+        bool buckets = r->kind >= BL_SOURCE_BUCKETS;
+        printf(", %zu file%s by SHA-256, %zu %s%s%s", r->files_hashed, bl_plural(r->files_hashed), r->chunks, buckets ? "tensor" : "chunk",
+               bl_plural(r->chunks), buckets ? " by XXH3-128" : "");
     }
     if (r->files_crc) {
         printf(", %zu file%s by CRC-32", r->files_crc, bl_plural(r->files_crc));
@@ -158,13 +160,13 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
         printf(", %zu of them as Hugging Face records them", r->files_hub);
     }
     if (o->hub) {
-        printf(", no record of %zu files", r->files_unrecorded);
+        printf(", no record of %zu file%s", r->files_unrecorded, bl_plural(r->files_unrecorded));
     }
     if (r->files_unproven) {
-        printf(", nothing recorded to prove %zu files by", r->files_unproven);
+        printf(", nothing recorded to prove %zu file%s by", r->files_unproven, bl_plural(r->files_unproven));
     }
     if (o->against) {
-        printf(", %zu weights equal to %s", r->compared, o->against);
+        printf(", %zu weight%s equal to %s", r->compared, bl_plural(r->compared), o->against);
     }
     if (r->bytes) {
         printf(", %.3f GB in %.1f s", (double)r->bytes * 1e-9, r->seconds);
@@ -174,13 +176,14 @@ static void print_text(const output *out, const char *path, const bl_verify_opti
     }
     printf("\n");
     if (o->cache) {
-        printf("from the cache: %zu files, %.3f GB, " CACHE_NOTE "\n", r->files_cached, (double)r->bytes_cached * 1e-9);
+        printf("from the cache: %zu file%s, %.3f GB, " CACHE_NOTE "\n", r->files_cached, bl_plural(r->files_cached),
+               (double)r->bytes_cached * 1e-9);
     }
     for (size_t i = 0; i < json_array_size(out->unrecorded); i++) {
         printf("no record: %s\n", json_string_value(json_array_get(out->unrecorded, i)));
     }
     if (r->files_listed) {
-        printf("%zu files added to SHA256SUMS\n", r->files_listed);
+        printf("%zu file%s added to SHA256SUMS\n", r->files_listed, bl_plural(r->files_listed));
     }
     if (r->trust == BL_TRUST_MADE) {
         printf("signed: SHA256SUMS.sig by %s\n", r->signer);

@@ -52,7 +52,8 @@ static void print_class(const bl_exponent_class *k)
 {
     char name[64];
     const bl_exponents *e = &k->exponents;
-    printf("%s: %zu weights, %llu scales", bl_exponent_class_name(k, name, sizeof name), k->weights, (unsigned long long)e->scales);
+    printf("%s: %zu weight%s, %llu scale%s", bl_exponent_class_name(k, name, sizeof name), k->weights, bl_plural(k->weights),
+           (unsigned long long)e->scales, bl_plural(e->scales));
     if (k->f32 && e->odd) printf(", %llu of them no powers of two", (unsigned long long)e->odd);
     else if (k->f32 && powers_of_two(e, true)) printf(", all powers of two");
     printf("\n");

@@ -69,7 +69,7 @@ static void print_memory(const bl_fit_options *o)
 static void print_devices(const bl_fit *f, const bl_fit_options *o)
 {
     const bl_layout *l = &f->layout;
-    printf("fit: tp %d, ep %d, pp %d: %d %s of ", l->tp, l->ep, l->pp, l->ranks, l->ranks == 1 ? "device" : "devices");
+    printf("fit: tp %d, ep %d, pp %d: %d device%s of ", l->tp, l->ep, l->pp, l->ranks, bl_plural((uint64_t)l->ranks));
     print_memory(o);
     printf("\n");
 }
@@ -130,7 +130,7 @@ static void print_verdict(const bl_fit_model *m, const bl_fit *f)
     if (f->fits) printf("  yes: %.3f GB remain", gb((uint64_t)s->remains));
     else printf("  no: %.3f GB are missing", gb((uint64_t)-s->remains));
     if (f->layout.pp > 1) printf(" on a rank of stage %d", f->fullest);
-    if (f->sequences) printf("; room for %lld such %s", (long long)f->sequences, f->sequences == 1 ? "sequence" : "sequences");
+    if (f->sequences) printf("; room for %lld such sequence%s", (long long)f->sequences, bl_plural((uint64_t)f->sequences));
     printf("\n");
     if (f->host)
         printf("  besides, %.3f GB of Engram tables in the memory of every host that serves their layers (engram=device: on the devices)\n",
@@ -148,7 +148,7 @@ static void print_note(const bl_fit_model *m, const problems *p)
     if (m->assumed)
         printf("note: %zu of %zu weights are not here: their sizes are those that config.json calls for\n", m->assumed, m->count);
     else if (p->count)
-        printf("note: %zu %s with the files: 'baleen verify' names them\n", p->count, p->count == 1 ? "problem" : "problems");
+        printf("note: %zu problem%s with the files: 'baleen verify' names them\n", p->count, bl_plural(p->count));
 }
 
 static void print_list(const bl_fit_model *m, const bl_fit *list, size_t count, const bl_fit_options *o)
@@ -222,8 +222,8 @@ static void print_text(const bl_fit_model *m, const bl_fit_options *o, const pro
         print_stages(asked, o);
         print_verdict(m, asked);
         if (!asked->fits && least)
-            printf("  the smallest of the usual layouts that fits: tp=%d,ep=%d,pp=%d, %d %s\n", least->layout.tp, least->layout.ep,
-                   least->layout.pp, least->layout.ranks, least->layout.ranks == 1 ? "device" : "devices");
+            printf("  the smallest of the usual layouts that fits: tp=%d,ep=%d,pp=%d, %d device%s\n", least->layout.tp, least->layout.ep,
+                   least->layout.pp, least->layout.ranks, bl_plural((uint64_t)least->layout.ranks));
         else if (!asked->fits)
             printf("  nor does any of the usual layouts of up to 64 devices\n");
     } else {

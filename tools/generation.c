@@ -66,7 +66,7 @@ void generation_print(const generation_facts *f)
     const bl_scale_survey *s = &f->scales;
     if (s->weights) print_scales(s);
     if (f->problems)
-        printf("            %zu %s: baleen verify names them\n", f->problems, f->problems == 1 ? "problem" : "problems");
+        printf("            %zu problem%s: baleen verify names them\n", f->problems, bl_plural(f->problems));
 }
 
 void generation_json(const generation_facts *f, json_t *j)
@@ -81,16 +81,22 @@ void generation_json(const generation_facts *f, json_t *j)
                                       (json_int_t)s->rounded_weights, "rounded_scales", (json_int_t)s->rounded_scales));
 }
 
+static const char *plural(int n)
+{
+    return bl_plural((uint64_t)n);
+}
+
 void generation_model(const bl_config *c)
 {
     if (c->earlier) {
-        printf("model: %d layers, %d draft layers, %d experts, model_type %s\n", c->num_hidden_layers, c->num_nextn_predict_layers,
-               c->n_routed_experts, c->model_type);
+        printf("model: %d layer%s, %d draft layer%s, %d expert%s, model_type %s\n", c->num_hidden_layers, plural(c->num_hidden_layers),
+               c->num_nextn_predict_layers, plural(c->num_nextn_predict_layers), c->n_routed_experts, plural(c->n_routed_experts),
+               c->model_type);
     } else {
-        printf("model: %d layers, hidden %d, %d heads of %d, %d experts (%d per token) of %d, vocabulary %d, context %lld\n",
-               c->num_hidden_layers, c->hidden_size, c->num_attention_heads, c->head_dim, c->n_routed_experts,
-               c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
-        printf("       window %d, top %d of compressed entries, %d draft layers%s\n", c->sliding_window, c->index_topk,
-               c->num_nextn_predict_layers, c->has_vision ? ", vision" : "");
+        printf("model: %d layer%s, hidden %d, %d head%s of %d, %d expert%s (%d per token) of %d, vocabulary %d, context %lld\n",
+               c->num_hidden_layers, plural(c->num_hidden_layers), c->hidden_size, c->num_attention_heads, plural(c->num_attention_heads),
+               c->head_dim, c->n_routed_experts, plural(c->n_routed_experts), c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
+        printf("       window %d, top %d of compressed entries, %d draft layer%s%s\n", c->sliding_window, c->index_topk,
+               c->num_nextn_predict_layers, plural(c->num_nextn_predict_layers), c->has_vision ? ", vision" : "");
     }
 }

@@ -37,8 +37,8 @@ static void print_crossings(const bl_config *c, const bl_plan *plan, const bl_ou
     printf("\n");
     for (size_t i = 0; i < o->crossing_count; i++) {
         const bl_crossing *x = &o->crossings[i];
-        printf("    %s of layer %d (stage %d) for %d %s from %d to %d (stage %d)\n", x->what, x->layer, x->stage, x->users,
-               x->users == 1 ? "layer" : "layers", x->first_user, x->last_user, x->to_stage);
+        printf("    %s of layer %d (stage %d) for %d layer%s from %d to %d (stage %d)\n", x->what, x->layer, x->stage, x->users,
+               bl_plural((uint64_t)x->users), x->first_user, x->last_user, x->to_stage);
     }
     for (int i = 0; i < c->engram_count; i++) {
         printf("    Engram tables of layer %d: %lld rows on stage %d\n", c->engram_layer_ids[i], (long long)c->engram_num_embeddings[i],
@@ -51,8 +51,8 @@ static void print_split(const bl_plan *plan, const bl_outline *o)
     for (int i = BL_REMEDY_PAD; plan->layout->split && i <= BL_REMEDY_BF16; i++) {
         const bl_outline_split *k = &o->split[i];
         if (k->tensors) {
-            printf("  cut inside scale blocks (--split %s): %zu tensors %s, %.6f GB of %.6f GB\n", bl_split_name(plan->layout->split),
-                   k->tensors, k->what, (double)k->bytes * 1e-9, (double)k->source_bytes * 1e-9);
+            printf("  cut inside scale blocks (--split %s): %zu tensor%s %s, %.6f GB of %.6f GB\n", bl_split_name(plan->layout->split),
+                   k->tensors, bl_plural(k->tensors), k->what, (double)k->bytes * 1e-9, (double)k->source_bytes * 1e-9);
         }
     }
 }
@@ -60,7 +60,7 @@ static void print_split(const bl_plan *plan, const bl_outline *o)
 void outline_print(const bl_config *c, const bl_plan *plan, const bl_outline *o)
 {
     const bl_layout *l = plan->layout;
-    printf("%d %s: %d %s of %d (tp %d, ep %d)\n", l->ranks, l->ranks == 1 ? "rank" : "ranks", l->pp, l->pp == 1 ? "stage" : "stages",
+    printf("%d rank%s: %d stage%s of %d (tp %d, ep %d)\n", l->ranks, bl_plural((uint64_t)l->ranks), l->pp, bl_plural((uint64_t)l->pp),
            l->ranks / l->pp, l->tp, l->ep);
     print_ranks(plan, o);
     printf("  tensors of all ranks, by how they are dealt:\n");

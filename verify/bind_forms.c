@@ -11,11 +11,12 @@ bl_status bl_bind_forms(const bl_checkpoint *c, const bl_binding *b, bl_problem_
     char path[4096], text[160];
     snprintf(path, sizeof path, "%s/config.json", c->path);
     if (!quantised && b->fp8 + b->fp4 > 0) {
-        snprintf(text, sizeof text, "is absent, but %zu weights are quantised", b->fp8 + b->fp4);
+        snprintf(text, sizeof text, "is absent, but %zu weight%s quantised", b->fp8 + b->fp4,
+                 b->fp8 + b->fp4 == 1 ? " is" : "s are");
         BL_TRY(bl_problem(on_problem, arg, err, path, key, "%s", text));
     }
     if (quantised && !packed && b->fp4 > 0) {
-        snprintf(text, sizeof text, "is not fp4, but %zu experts are packed fp4", b->fp4);
+        snprintf(text, sizeof text, "is not fp4, but %zu expert%s packed fp4", b->fp4, b->fp4 == 1 ? " is" : "s are");
         BL_TRY(bl_problem(on_problem, arg, err, path, expert_key, "%s", text));
     }
     int declared_rows = c->config.block[0], declared_cols = c->config.block[1];

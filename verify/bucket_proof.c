@@ -155,8 +155,8 @@ static bl_status match_header(prover *x, const bl_bucket *b, const bl_st_header 
         uint64_t at = b->data_offset + t->tensor.offset;
         if (at > end) {
             if (n >= h->count || !as_described(&h->tensors[n], NULL, end, at)) {
-                return bl_fail(err, BL_E_INPUT, p->path, t->tensor.name, -1, "its header has no padding of %llu bytes before it",
-                               (unsigned long long)(at - end));
+                return bl_fail(err, BL_E_INPUT, p->path, t->tensor.name, -1, "its header has no padding of %llu byte%s before it",
+                               (unsigned long long)(at - end), bl_plural(at - end));
             }
             list[n++] = (bl_payload_tensor){.dtype = BL_DT_U8, .nbytes = at - end};
         }

@@ -47,7 +47,7 @@ static void test_reads(void **state)
     assert_string_equal(buf, "3456");
     expect_ok(bl_file_read(f, buf, 0, 99, &e), &e);
     expect_failure(bl_file_read(f, buf, 4, 8, &e), &e, BL_E_INPUT,
-                   "truncated|2 bytes are missing|at byte 10");
+                   "truncated|2 bytes missing|at byte 10");
     bl_error_clear(&e);
     expect_failure(bl_file_read(f, buf, 4, UINT64_MAX - 1, &e), &e, BL_E_INPUT, "out of range");
     bl_file *g = bl_file_ref(f);

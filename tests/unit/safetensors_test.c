@@ -71,7 +71,7 @@ static const hostile headers[] = {
      "do not give a whole number of bytes"},
     {ONE("{\"dtype\":\"F6_E2M3\",\"shape\":[2],\"data_offsets\":[0,1]}"), 1,
      "do not give a whole number of bytes"},
-    {ONE("{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[1,5]}"), 5, "'a'|a hole of 1 bytes"},
+    {ONE("{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[1,5]}"), 5, "'a'|a hole of 1 byte"},
     {ONE("{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[18446744073709551611,18446744073709551615]}"), 4,
      "'a'|a hole of"},
     {"{" A4 ",\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}", 6, "'b'|overlaps 'a' by 2"},
@@ -82,7 +82,7 @@ static const hostile headers[] = {
     {"{" A4 "}", 3, "truncated: 1 of 4 data bytes are missing"},
     {"{" A4 "}", 0, "truncated: 4 of 4 data bytes are missing"},
     {"{" A4 "}", 6, "2 bytes follow the last tensor"},
-    {"{}", 1, "1 bytes follow the last tensor"},
+    {"{}", 1, "1 byte follows the last tensor"},
     {"{\"__metadata__\":1," A4 "}", 4, "'__metadata__'|not an object"},
     {"{\"__metadata__\":{\"format\":1}," A4 "}", 4, "'__metadata__'|not a string"},
     {"{\"__metadata__\":null," A4 "}", 4, "'__metadata__'|not an object"},
@@ -125,7 +125,7 @@ static void test_hostile_lengths(void **state)
         const char *fragments;
     } files[] = {
         {"", 0, "the file is empty"},
-        {"\x02", 1, "only 1 bytes"},
+        {"\x02", 1, "only 1 byte"},
         {"\x02\0\0\0\0\0\0", 7, "only 7 bytes"},
         {"\x02\0\0\0\0\0\0\0", 8, "truncated|2 bytes|2 of them are missing"},
         {"\x02\0\0\0\0\0\0\0{", 9, "truncated|1 of them are missing"},
