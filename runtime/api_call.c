@@ -251,6 +251,7 @@ static bl_status make_choices(api_call *call, double arrived, bl_error *err)
 {
     const bl_server *s = call->server;
     const api_params *p = &call->params;
+    uint64_t echoed = 0;
     call->choices = calloc((size_t)call->prompts.count * (size_t)p->n, sizeof *call->choices);
     if (!call->choices)
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "no memory for the request");
@@ -286,6 +287,9 @@ static bl_status make_choices(api_call *call, double arrived, bl_error *err)
         BL_TRY(bl_parser_create(&c->parser, &o, err));
         if (p->echo)
             BL_TRY(echo(c, ids, err));
+        echoed += c->text.n;
+        if (echoed > s->options.max_body)
+            return bl_fail(err, BL_E_INPUT, NULL, "echo", -1, "would repeat more than %llu bytes", (unsigned long long)s->options.max_body);
     }
     for (int i = 0; i < call->prompts.count; i++)
         call->prompt_tokens += (int64_t)call->prompts.ids[i].count;

@@ -212,6 +212,8 @@ static bl_status f_stop(reader *r)
     r->p->stops = bl_arena_array(r->arena, n, sizeof *r->p->stops);
     if (!r->p->stops)
         return bl_fail(r->err, BL_E_NOMEM, NULL, r->key, -1, "no memory");
+    if (r->v.n > API_MAX_STOP_BYTES) /* every answer has a table of them */
+        return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "may take at most %d bytes", API_MAX_STOP_BYTES);
     if (r->v.kind != BL_JSON_ARRAY) {
         r->p->stop_count = 1;
         return read_string(r, r->v, &r->p->stops[0]);

@@ -14,6 +14,7 @@
 
 #define API_MAX_CHOICES 128 /* n times the number of prompts */
 #define API_MAX_STOPS 64
+#define API_MAX_STOP_BYTES 16384 /* of all stop strings, as they are written */
 #define API_JSON "application/json"
 
 struct bl_server {

@@ -65,7 +65,7 @@ BAD_FIELDS = [
     ("top_k", [-2, 1.5, "3", 10**12]),
     ("n", [0, -1, 129, 1.5, "2", 10**40]),
     ("seed", ["7", 1.5, [], 10**30]),
-    ("stop", [5, [1], {}, ["a"] * 65, "a\0b", [None]]),
+    ("stop", [5, [1], {}, ["a"] * 65, "a\0b", [None], "a" * 20000, ["a" * 9000, "b" * 9000]]),
     ("stop_token_ids", [5, ["a"], [-1], [305], [1.5], [0] * 65]),
     ("stream", ["yes", 1, []]),
     ("stream_options", [True, [], {"include_usage": 1}]),
@@ -163,6 +163,13 @@ def test_id_above_the_vocabulary_of_the_text(server):
 
 
 # ---- methods, paths, headers
+
+def test_echo_is_bounded(server):
+    """A token's text can be many times as long as its number, and every answer repeats it."""
+    body = {"prompt": [0] * 4000, "max_tokens": 1, "echo": True}
+    assert server.ask("POST", TEXT, {**body, "n": 2})[0] == 200
+    assert "1000000 bytes" in refused(server, TEXT, {**body, "n": 128}, param="echo")
+
 
 def test_methods_and_paths(server):
     for method in ("PUT", "DELETE", "PATCH", "GET", "TRACE", "FROB", "PROPFIND"):
