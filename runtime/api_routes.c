@@ -121,8 +121,10 @@ void bl_api_fail_status(bl_exchange *x, bl_status status, const bl_error *err)
     if (status == BL_E_NOMEM) {
         bl_api_fail(x, 503, "the server is out of memory", NULL, "out_of_memory");
     } else if (err && (status == BL_E_INPUT || status == BL_E_USAGE)) {
-        const char *param = err->tensor[0] ? err->tensor : NULL;
-        bl_api_fail(x, 400, bl_error_line(err, line, sizeof line), param, NULL);
+        bl_error shown = *err;
+        if (strchr(shown.path, '/')) /* of our own files: not the client's to know */
+            shown.path[0] = 0;
+        bl_api_fail(x, 400, bl_error_line(&shown, line, sizeof line), shown.tensor[0] ? shown.tensor : NULL, NULL);
     } else {
         bl_api_fail(x, 500, "internal error", NULL, NULL); /* what went wrong inside is not the client's to know */
     }

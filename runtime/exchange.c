@@ -123,6 +123,14 @@ static void resume(bl_exchange *x)
 
 void bl_exchange_answer(bl_exchange *x, int status, const char *type, bl_text *body, const char *name, const char *value)
 {
+    if (body->failed) { /* a short answer may still find room */
+        free(body->p);
+        memset(body, 0, sizeof *body);
+        status = 503;
+        x->http->options.refusal(x->http->options.arg, status, "no memory for the answer", body, &type);
+        name = "Retry-After";
+        value = "1";
+    }
     pthread_mutex_lock(&x->lock);
     x->answered = true;
     x->status = status;

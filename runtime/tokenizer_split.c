@@ -98,6 +98,8 @@ static bl_status next_match(bl_encoder *e, int step, const char *text, size_t n,
     *found = rc >= 0;
     if (rc == PCRE2_ERROR_NOMATCH)
         return BL_OK;
+    if (rc == PCRE2_ERROR_NOMEMORY)
+        return bl_fail(e->err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for tokenizing");
     if (rc < 0) {
         char why[160];
         pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);

@@ -3,10 +3,13 @@ import http.client
 import json
 import random
 import re
+import resource
+import shutil
 import socket
 import time
 
 import pytest
+from conftest import BUILD, DEMO
 from serving import JSON, Server, events, joined, together
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -169,6 +172,33 @@ def test_echo_is_bounded(server):
     body = {"prompt": [0] * 4000, "max_tokens": 1, "echo": True}
     assert server.ask("POST", TEXT, {**body, "n": 2})[0] == 200
     assert "1000000 bytes" in refused(server, TEXT, {**body, "n": 128}, param="echo")
+
+
+@pytest.mark.skipif(b"__asan_init" in (BUILD / "tools" / "baleend").read_bytes(), reason="sanitizers reserve terabytes of address space")
+def test_little_memory():
+    """Whatever allocation fails, there is an answer."""
+    with Server("baleend") as s:
+        size = int(re.search(r"VmSize:\s*(\d+)", open(f"/proc/{s.process.pid}/status").read()).group(1)) << 10
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (size + (24 << 20), resource.RLIM_INFINITY))
+        seen = set()
+        for n in range(50000, 600000, 50000):
+            body = b'{"skip_special_tokens": false, "tokens": [' + b",".join([b"0"] * n) + b"]}"
+            seen.add(s.ask("POST", "/detokenize", body)[0])
+        assert seen == {200, 503}
+        assert s.complete("x", max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_a_tokenizer_that_fails_on_a_text(tmp_path):
+    """The client hears what is wrong with its text, and no file of ours."""
+    shutil.copytree(DEMO, tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a|aa)+(?=b)"}
+    path.write_text(json.dumps(tokenizer))
+    with Server("baleend", tmp_path / "m") as s:
+        message = refused(s, TEXT, {"prompt": "a" * 200, "max_tokens": 1})
+        assert "split pattern 1 fails" in message and "/" not in message
+        assert s.complete("ab", max_tokens=1)
 
 
 def test_methods_and_paths(server):
