@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
     uint16_t *q = shared, *rows = shared + HEADS * stride;
     const uint8_t *mine = NULL;
     if (threadIdx.x < SLOTS) {
-        if (from + threadIdx.x < slots) mine = slot_row(a, tables, token, &tables.spans[tables.span_of[token]], from + threadIdx.x);
+        if (from + threadIdx.x < slots) mine = slot_row(a, rows_of(a, tables, token), token, (int)from + threadIdx.x);
         row[threadIdx.x] = mine;
         if (blockIdx.z == 0) a.rows[at * padded + from + threadIdx.x] = mine;
     }

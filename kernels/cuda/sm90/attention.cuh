@@ -1,0 +1,47 @@
+/* What the parts of sm90/attention.cu share: sizes, a block's state in shared memory, which heads of which token are whose turn. */
+#ifndef BL_KERNELS_CUDA_SM90_ATTENTION_CUH
+#define BL_KERNELS_CUDA_SM90_ATTENTION_CUH
+
+#include "kernels/cuda/slots.cuh"
+#include "kernels/cuda/sm90/hopper.cuh"
+#include "kernels/cuda/sm90/many.h"
+
+namespace bl {
+
+enum {
+    D = BL_CUDA_MANY_HEAD_DIM, HEADS = 64, SLOTS = BL_ATTN_BLOCK, CHUNKS = D / TILE_K, CHUNK_BYTES = SLOTS * SWIZZLE,
+    ROW_BYTES = CHUNKS * CHUNK_BYTES,
+    BUFFERS = 2, THREADS = 4 * GROUP, PART = D / 4 /* columns that a thread decodes */, MINE = SLOTS / 4 /* weights that a thread makes */,
+    P_BYTES = HEADS * SWIZZLE, SWAP_BYTES = 2 * GROUP * MINE * 4, ALIGN = 1024,
+    SHARED_BYTES = (1 + BUFFERS) * ROW_BYTES + P_BYTES + SWAP_BYTES + ALIGN,
+    SCORED = 1, PEAKED, WEIGHED, DONE /* named barriers of those that multiply, in turn */
+};
+
+struct shared_state {
+    uint64_t full[BUFFERS], empty[BUFFERS], query;
+    float peak[2][HEADS], denominator[HEADS];
+    float4 sums[GROUP];
+};
+
+/* Shared memory for tiles. */
+struct tiles_at {
+    uint32_t query, rows, p, swap;
+};
+
+/* A turn is 64 heads of a token, `tiles` of them a token's; a block has every step-th from the first on. */
+struct turns {
+    int count, first, step, tiles, blocks /* of a token's slots */;
+};
+
+struct turn {
+    int token, head0;
+};
+
+__device__ __forceinline__ turn turn_of(int i, int tiles)
+{
+    return {i / tiles, i % tiles * HEADS};
+}
+
+} // namespace bl
+
+#endif
