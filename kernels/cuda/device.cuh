@@ -210,6 +210,12 @@ __device__ __forceinline__ int remote(const int *p, unsigned rank)
     return v;
 }
 
+__device__ __forceinline__ void set_remote(int *p, unsigned rank, int v)
+{
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nst.shared::cluster.b32 [at], %2;\n}"
+                 :: "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank), "r"(v) : "memory");
+}
+
 /* ---- kernels that begin early (programmatic dependent launches): the next one in the stream may be set up from here on; and what
  * the one before has written is there from here on. A kernel that was launched so must wait, whatever it reads. */
 __device__ __forceinline__ void start_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }

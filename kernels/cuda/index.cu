@@ -1,27 +1,13 @@
-/* The indexer: scores of packed keys on the integer tensor cores, to the bit those of kernels/ops.h, and the choice of the best. */
-#include "kernels/cuda/device.cuh"
+/* The indexer's scores of packed keys on the tensor cores, to the bit those of kernels/ops.h. */
+#include "kernels/cuda/index.cuh"
 
 namespace bl {
 
 enum {
-    WARPS = 4, KEYS = 16 /* of a warp's tile */, TILE_KEYS = WARPS * KEYS, MOST_TILES = 16 /* of a block */,
-    WAVE = 768 /* blocks that run at a time, about */,
-    SELECT_THREADS = 1024, SELECT_WARPS = SELECT_THREADS / WARP, BINS = 2048,
-    GROUPS = BL_CUDA_MAX_INDEX_DIM / 32, MAGIC = 0x4b400000 /* 1.5 * 2^23 */,
-    CLUSTER = 8, LONG = 8192, FEW_ROWS = 64, /* entries and rows at which a cluster chooses */
-    KEPT = 20 << 10                          /* keys of a block in shared memory */
+    WARPS = 4, KEYS = 32 /* of a warp's tile */, TILE_KEYS = WARPS * KEYS, MOST_TILES = 16 /* of a block */,
+    WAVE = 3 /* blocks that a multiprocessor runs at a time */,
+    GROUPS = BL_CUDA_MAX_INDEX_DIM / 32
 };
-#define LEAST_KEY 0x00800000u /* of -FLT_MAX */
-
-/* Twice the values of four e2m1 codes (low 16 bits) as signed bytes: positive and negative ones from tables, chosen by the codes' signs
- * (a byte permutation can spread a byte's sign). */
-__device__ __forceinline__ uint32_t twice(uint32_t w)
-{
-    const uint32_t pick = w & 0x7777;
-    uint32_t minus;
-    asm("prmt.b32 %0, %1, %2, 0xd9c8;" : "=r"(minus) : "r"(w << 4), "r"(w)); /* what the intrinsic does not do */
-    return (__byte_perm(0x03020100, 0x0c080604, pick) & ~minus) | (__byte_perm(0xfdfeff00, 0xf4f8fafc, pick) & minus);
-}
 
 /* Four bytes at any address. */
 __device__ __forceinline__ uint32_t load4(const uint8_t *p)
@@ -30,344 +16,237 @@ __device__ __forceinline__ uint32_t load4(const uint8_t *p)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-__device__ __forceinline__ void dot32(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+/* Eight e2m1 codes as fp16 that are their values times 2^-14: the codes' bits in their place. Codes 0, 2; 1, 3; 4, 6; 5, 7. */
+__device__ __forceinline__ uint4 place_codes(uint32_t w)
 {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    const uint32_t even = (w << 4 & 0x80808080) | (w << 1 & 0x0e0e0e0e), odd = (w & 0x80808080) | (w >> 3 & 0x0e0e0e0e);
+    return make_uint4(__byte_perm(even, 0, 0x1404), __byte_perm(odd, 0, 0x1404), __byte_perm(even, 0, 0x3424), __byte_perm(odd, 0, 0x3424));
 }
 
-/* Entries of the token's list: all visible ones, or those of its candidate blocks side by side. */
-__device__ __forceinline__ int64_t visible(const bl_cuda_selection &a, const bl_cuda_tables &t, int64_t token)
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b)
 {
-    return (t.position[token] + 1) / a.ratio;
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
 }
 
-__device__ __forceinline__ int64_t list_length(const bl_cuda_selection &a, const bl_cuda_tables &t, int64_t token)
+/* d = c + A B, a step of 16 codes. */
+__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+                                        float c0, float c1, float c2, float c3)
 {
-    const int64_t n = visible(a, t, token);
-    if (!a.filtered) return n;
-    const int32_t *blocks = a.candidates + token * a.blocks;
-    int64_t low = 0, high = a.blocks; /* how many are listed: -1 fills the rest */
-    while (low < high) {
-        const int64_t mid = (low + high) / 2;
-        if (blocks[mid] >= 0) low = mid + 1;
-        else high = mid;
-    }
-    const int64_t over = low ? (blocks[low - 1] + 1) * a.size - n : 0; /* only the last block can be partial */
-    return low * a.size - (over > 0 ? over : 0);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
 }
 
-__device__ __forceinline__ int64_t entry_at(const bl_cuda_selection &a, int64_t token, int64_t i)
-{
-    return a.filtered ? a.candidates[token * a.blocks + i / a.size] * a.size + i % a.size : i;
-}
-
-/* What a lane loads of keys g and g + 8 of a tile: its codes of each group, and their scales. */
+/* What a lane loads of keys g, g + 8, g + 16 and g + 24 of a tile: eight codes of each group, and the groups' scale bytes. */
 struct key_rows {
-    uint32_t codes[2][GROUPS], scale[2];
+    uint32_t codes[4][GROUPS], scale[4];
 };
+
+/* Eight codes of a group that the lane has, and a row's scale bytes, where groups are missing those of 1. */
+__device__ __forceinline__ uint32_t group_codes(const uint8_t *row, int k, int t, int groups)
+{
+    return k < groups ? load4(row + 16 * k + 4 * t) : 0;
+}
+
+__device__ __forceinline__ uint32_t scale_bytes(const uint8_t *row, int groups)
+{
+    uint32_t v = 0;
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) v |= (k < groups ? (uint32_t)row[16 * groups + k] : 0x7fu) << 8 * k;
+    return v;
+}
 
 __device__ __forceinline__ void load_keys(key_rows &r, const bl_cuda_selection &a, const bl_cuda_page *pages, int64_t token, int64_t base,
                                           int64_t n, int groups)
 {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const int64_t bytes = index_bytes(a.width);
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, bytes = (int)index_bytes(a.width);
+    const int last = n - 1 - base < KEYS ? (int)(n - 1 - base) : KEYS - 1;
+    const uint8_t *key[4];
+    if (a.filtered) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int64_t i = base + g + 8 * h < n ? base + g + 8 * h : n - 1, e = entry_at(a, token, i);
-        const uint8_t *key = pages[e / PAGE].keys + e % PAGE * bytes;
+        for (int h = 0; h < 4; h++) {
+            const int64_t e = entry_at(a, token, base + min(g + 8 * h, last));
+            key[h] = pages[e / PAGE].keys + e % PAGE * bytes;
+        }
+    } else { /* a tile is of one page */
+        const uint8_t *first = pages[base / PAGE].keys + base % PAGE * bytes;
 #pragma unroll
-        for (int k = 0; k < GROUPS; k++) r.codes[h][k] = k < groups ? load4(key + 16 * k + 4 * t) : 0;
-        if (groups == GROUPS) r.scale[h] = load4(key + a.width / 2);
-        else {
-            r.scale[h] = 0;
-            for (int k = 0; k < groups; k++) r.scale[h] |= (uint32_t)key[a.width / 2 + k] << 8 * k;
+        for (int h = 0; h < 4; h++) key[h] = first + min(g + 8 * h, last) * bytes;
+    }
+    if (groups == GROUPS) { /* rows of a multiple of four bytes */
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+#pragma unroll
+            for (int k = 0; k < GROUPS; k++) r.codes[h][k] = ((const uint32_t *)key[h])[4 * k + t];
+            r.scale[h] = ((const uint32_t *)key[h])[4 * GROUPS];
+        }
+    } else {
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+#pragma unroll
+            for (int k = 0; k < GROUPS; k++) r.codes[h][k] = group_codes(key[h], k, t, groups);
+            r.scale[h] = scale_bytes(key[h], groups);
         }
     }
+}
+
+/* Bits of bytes that are not of 2^-31 to 2^32: products and sums of scales like these are exact, in whatever order they are applied. */
+__device__ __forceinline__ uint32_t far_bytes(uint32_t w)
+{
+    const uint32_t x = ~w, y = w << 1, z = w << 2; /* the upper three bits are 011 or 100 */
+    return ((x ^ y) | (x ^ z)) & 0x80808080;
+}
+
+/* A token's queries: NT tiles of 8 heads. A head's groups have their codes times 2^(13 - down), by how much their scale is below the head's
+ * largest; weights of heads that fold have that one in them. */
+template <int NT> struct query_tables {
+    uint4 codes[GROUPS][NT][WARP];
+    float scale[GROUPS][NT * 8], up[GROUPS][NT * 8]; /* scale / 4, and 8 * 2^down: what is left for those that do not fold */
+    float weight[2][NT * 8];                         /* as it is, and folded */
+    uint8_t down[GROUPS][NT * 8];
+};
+enum { MOST_DOWN = 26 };
+
+/* Returns whether the calling thread's heads fold. */
+template <int NT>
+__device__ __forceinline__ bool make_scales(query_tables<NT> &q, const bl_cuda_selection &a, int64_t token, int groups)
+{
+    bool folds = true;
+    for (int head = threadIdx.x; head < NT * 8; head += blockDim.x) {
+        const bool there = head < a.heads;
+        const uint32_t bytes = there ? scale_bytes(a.queries + (token * a.heads + head) * index_bytes(a.width), groups) : 0x7f7f7f7f;
+        const float weight = there ? a.weights[token * a.heads + head] : 0;
+        int most = 0;
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) most = max(most, k < groups ? (int)(bytes >> 8 * k & 255) : 0);
+#pragma unroll
+        for (int k = 0; k < GROUPS; k++) {
+            const int byte = bytes >> 8 * k & 255, below = k < groups ? most - byte : 0, down = below < MOST_DOWN ? below : MOST_DOWN;
+            folds = folds && below <= MOST_DOWN;
+            q.down[k][head] = (uint8_t)down;
+            q.up[k][head] = __uint_as_float((uint32_t)(127 + 3 + down) << 23);
+            q.scale[k][head] = there ? 0.25f * e8m0((uint8_t)byte) : 0;
+        }
+        folds = folds && far_bytes(bytes) == 0;
+        q.weight[0][head] = weight;
+        q.weight[1][head] = weight * (2 * e8m0((uint8_t)most));
+    }
+    return folds;
+}
+
+template <int NT>
+__device__ __forceinline__ void make_codes(query_tables<NT> &q, const bl_cuda_selection &a, int64_t token, int groups)
+{
+    for (int i = threadIdx.x; i < GROUPS * NT * WARP; i += blockDim.x) {
+        const int l = i % WARP, nt = i / WARP % NT, k = i / WARP / NT, head = 8 * nt + l / 4;
+        const uint8_t *row = a.queries + (token * a.heads + head) * index_bytes(a.width);
+        const uint4 v = place_codes(head < a.heads ? group_codes(row, k, l % 4, groups) : 0);
+        const uint32_t one = 0x74007400, down = (28u - q.down[k][head]) * 0x04000400u; /* 2^14 and 2^(13 - down) */
+        q.codes[k][nt][l] = make_uint4(mul_f16x2(mul_f16x2(v.x, one), down), mul_f16x2(mul_f16x2(v.y, one), down),
+                                       mul_f16x2(mul_f16x2(v.z, one), down), mul_f16x2(mul_f16x2(v.w, one), down));
+    }
+}
+
+/* Dot products of the warp's keys with all heads: acc[m][nt][i] of key g + 16 m + 8 (i / 2) and head 8 nt + 2 t + i % 2. A group's sum is
+ * exact; groups are added ascending. FOLDED: less the heads' scales, whose place is then in the weights. */
+template <int NT, bool FOLDED>
+__device__ __forceinline__ void multiply_keys(float (&acc)[2][NT][4], const key_rows &key, const query_tables<NT> &q)
+{
+    const int lane = threadIdx.x % WARP, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) {
+        uint4 v[4];
+        float s[4];
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            v[h] = place_codes(key.codes[h][k]);
+            const uint32_t byte = key.scale[h] >> 8 * k & 255;
+            s[h] = FOLDED ? __uint_as_float(byte << 23) : e8m0((uint8_t)byte);
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const uint4 b = q.codes[k][nt][lane];
+            const float2 scale = *(const float2 *)&q.scale[k][8 * nt + 2 * t], up = *(const float2 *)&q.up[k][8 * nt + 2 * t];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                float c[4];
+                mma_f16(c, v[2 * m].x, v[2 * m + 1].x, v[2 * m].y, v[2 * m + 1].y, b.x, b.y, 0, 0, 0, 0);
+                mma_f16(c, v[2 * m].z, v[2 * m + 1].z, v[2 * m].w, v[2 * m + 1].w, b.z, b.w, c[0], c[1], c[2], c[3]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float before = k ? acc[m][nt][i] : 0, mine = s[2 * m + i / 2];
+                    acc[m][nt][i] = FOLDED ? fmaf(c[i], mine, before)
+                                           : fmaf(c[i] * (i % 2 ? up.y : up.x), (i % 2 ? scale.y : scale.x) * mine, before);
+                }
+            }
+        }
+    }
+}
+
+/* The score of the tile's key g + 8 t: weights, and the heads' tree, whose last steps leave each lane one key. */
+template <int NT> __device__ __forceinline__ float sum_heads(float (&acc)[2][NT][4], const float *weight)
+{
+    const int t = threadIdx.x % 4;
+    const bool high = t & 2, odd = t & 1;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        const float2 w = *(const float2 *)&weight[8 * nt + 2 * t];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[m][nt][i] = (acc[m][nt][i] > 0 ? acc[m][nt][i] : 0) * (i % 2 ? w.y : w.x);
+    }
+#pragma unroll
+    for (int half = NT / 2; half; half /= 2)
+#pragma unroll
+        for (int nt = 0; nt < half; nt++)
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) acc[m][nt][i] += acc[m][nt + half][i];
+    float two[2][2], one[2]; /* [key g + 16 high + 8 h][head's parity] */
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const float low_key = acc[0][0][2 * h + p], high_key = acc[1][0][2 * h + p];
+            two[h][p] = (high ? high_key : low_key) + __shfl_xor_sync(~0u, high ? low_key : high_key, 2);
+        }
+#pragma unroll
+    for (int p = 0; p < 2; p++) one[p] = (odd ? two[1][p] : two[0][p]) + __shfl_xor_sync(~0u, odd ? two[0][p] : two[1][p], 1);
+    return one[0] + one[1];
 }
 
 /* NT tiles of 8 heads, padded to a power of two of at least 2. */
 template <int NT>
-__global__ void __launch_bounds__(WARPS * WARP) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables, int tiles)
+__global__ void __launch_bounds__(WARPS * WARP, NT == 8 ? 2 : WAVE) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables, int tiles)
 {
-    __shared__ __align__(8) uint32_t query[GROUPS][NT][WARP][2];
-    __shared__ __align__(8) float scale[GROUPS][NT * 8];
-    __shared__ float weight[NT * 8];
+    __shared__ __align__(16) query_tables<NT> query;
     const int64_t token = a.first + blockIdx.y, n = list_length(a, tables, token), first = (int64_t)blockIdx.x * TILE_KEYS * tiles;
     if (first >= n) return;
-    const int groups = (int)(a.width / 32), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int64_t bytes = index_bytes(a.width);
-    for (int i = threadIdx.x; i < groups * NT * WARP; i += blockDim.x) {
-        const int l = i % WARP, nt = i / WARP % NT, k = i / WARP / NT, head = 8 * nt + l / 4;
-        const uint32_t w = head < a.heads ? load4(a.queries + (token * a.heads + head) * bytes + 16 * k + 4 * (l % 4)) : 0;
-        query[k][nt][l][0] = twice(w);
-        query[k][nt][l][1] = twice(w >> 16);
-    }
-    for (int i = threadIdx.x; i < groups * NT * 8; i += blockDim.x) {
-        const int head = i % (NT * 8), k = i / (NT * 8);
-        scale[k][head] = head < a.heads ? 0.25f * e8m0(a.queries[(token * a.heads + head) * bytes + a.width / 2 + k]) : 0;
-    }
-    for (int i = threadIdx.x; i < NT * 8; i += blockDim.x) weight[i] = i < a.heads ? a.weights[token * a.heads + i] : 0;
-    __syncthreads();
+    const int groups = (int)(a.width / 32), warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const int64_t span = tables.span_of[token];
     const bl_cuda_page *pages = tables.pages + tables.spans[span].pages + tables.source_pages[span * tables.sources + a.source];
     key_rows ahead;
-    load_keys(ahead, a, pages, token, first + warp * KEYS, n, groups);
+    if (first + warp * KEYS < n) load_keys(ahead, a, pages, token, first + warp * KEYS, n, groups);
+    const bool folds = __syncthreads_and(make_scales(query, a, token, groups));
+    make_codes(query, a, token, groups);
+    __syncthreads();
     for (int tile = 0; tile < tiles; tile++) {
         const int64_t base = first + (int64_t)(tile * WARPS + warp) * KEYS;
         if (base >= n) return;
         const key_rows key = ahead;
-        if (tile + 1 < tiles) load_keys(ahead, a, pages, token, base + WARPS * KEYS, n, groups);
-        float acc[NT][4] = {};
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-            if (k >= groups) break;
-            const uint32_t a0 = twice(key.codes[0][k]), a1 = twice(key.codes[1][k]);
-            const uint32_t a2 = twice(key.codes[0][k] >> 16), a3 = twice(key.codes[1][k] >> 16);
-            const float s0 = e8m0((uint8_t)(key.scale[0] >> 8 * k)), s1 = e8m0((uint8_t)(key.scale[1] >> 8 * k));
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                int c[4] = {MAGIC, MAGIC, MAGIC, MAGIC}; /* integers up to 2^22 added to its bits are added to its value */
-                const uint2 q = *(const uint2 *)query[k][nt][lane];
-                const float2 scales = *(const float2 *)&scale[k][8 * nt + 2 * t];
-                dot32(c, a0, a1, a2, a3, q.x, q.y);
-                acc[nt][0] = fmaf(__int_as_float(c[0]) - __int_as_float(MAGIC), scales.x * s0, acc[nt][0]);
-                acc[nt][1] = fmaf(__int_as_float(c[1]) - __int_as_float(MAGIC), scales.y * s0, acc[nt][1]);
-                acc[nt][2] = fmaf(__int_as_float(c[2]) - __int_as_float(MAGIC), scales.x * s1, acc[nt][2]);
-                acc[nt][3] = fmaf(__int_as_float(c[3]) - __int_as_float(MAGIC), scales.y * s1, acc[nt][3]);
-            }
-        }
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-            for (int i = 0; i < 4; i++) {
-                const int head = 8 * nt + 2 * t + i % 2;
-                const float v = acc[nt][i] > 0 ? acc[nt][i] : 0;
-                acc[nt][i] = head < a.heads ? v * weight[head] : 0.0f;
-            }
-#pragma unroll
-        for (int half = NT / 2; half; half /= 2)
-            for (int nt = 0; nt < half; nt++)
-                for (int i = 0; i < 4; i++) acc[nt][i] += acc[nt + half][i];
-        for (int m = 2; m; m /= 2)
-            for (int i = 0; i < 4; i++) acc[0][i] += __shfl_xor_sync(~0u, acc[0][i], m);
-        if (t == 0) {
-            float *out = a.scores + (int64_t)blockIdx.y * a.longest + base;
-            if (base + g < n) out[g] = acc[0][0] + acc[0][1];
-            if (base + g + 8 < n) out[g + 8] = acc[0][2] + acc[0][3];
-        }
+        if (tile + 1 < tiles && base + WARPS * KEYS < n) load_keys(ahead, a, pages, token, base + WARPS * KEYS, n, groups);
+        const uint32_t far = far_bytes(key.scale[0]) | far_bytes(key.scale[1]) | far_bytes(key.scale[2]) | far_bytes(key.scale[3]);
+        const bool folded = __all_sync(~0u, folds && far == 0);
+        float acc[2][NT][4];
+        if (folded) multiply_keys<NT, true>(acc, key, query);
+        else multiply_keys<NT, false>(acc, key, query);
+        const float score = sum_heads<NT>(acc, query.weight[folded]);
+        if (base + g + 8 * t < n) a.scores[(int64_t)blockIdx.y * a.longest + base + g + 8 * t] = score;
     }
-}
-
-/* ---- the k best: see ops_select.c */
-
-__device__ __forceinline__ uint32_t score_key(float score)
-{
-    const uint32_t u = __float_as_uint(score + 0.0f);
-    if ((u & 0x7f800000) == 0x7f800000) return 0;
-    return u & 0x80000000 ? ~u : u | 0x80000000;
-}
-
-struct select_shared {
-    int count[BINS], total[BINS], bin, rank, greater[SELECT_WARPS], equal[SELECT_WARPS], mine[2];
-};
-
-/* Blocks of a cluster share a row: each has a stretch of the list. Alone, a block is a cluster of one. */
-struct stretch {
-    int64_t from, to;
-};
-
-/* This block's part of n, whole warps. */
-__device__ __forceinline__ stretch stretch_of(int64_t n)
-{
-    const int64_t each = (n + cluster_size() * WARP - 1) / (cluster_size() * WARP) * WARP, from = cluster_rank() * each;
-    return {from < n ? from : n, from + each < n ? from + each : n};
-}
-
-/* The bin that holds the k-th from the top, and its rank in there; -1 when there are fewer. A whole block, two bins a thread. */
-__device__ void find_bin(select_shared &sh, int k)
-{
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, top = BINS - 1 - 2 * threadIdx.x; /* thread 0 has the highest */
-    const int first = sh.total[top], second = sh.total[top - 1];
-    int through = first + second;
-    if (threadIdx.x == 0) sh.bin = -1;
-    for (int d = 1; d < WARP; d *= 2) {
-        const int y = __shfl_up_sync(~0u, through, d);
-        if (lane >= d) through += y;
-    }
-    if (lane == WARP - 1) sh.greater[warp] = through;
-    __syncthreads();
-    int before = lane < warp ? sh.greater[lane] : 0;
-    for (int m = WARP / 2; m; m /= 2) before += __shfl_xor_sync(~0u, before, m);
-    through += before;
-    const int above = through - first - second;
-    if (above < k && through >= k) {
-        const bool in_first = above + first >= k;
-        sh.bin = in_first ? top : top - 1;
-        sh.rank = k - above - (in_first ? 0 : first);
-    }
-    __syncthreads();
-}
-
-/* Keys often share a bin: lanes that do count as one. */
-__device__ __forceinline__ void count_key(select_shared &sh, bool counts, int bin)
-{
-    const unsigned same = __match_any_sync(~0u, counts ? bin : -1);
-    if (counts && (same & ((1u << threadIdx.x % WARP) - 1)) == 0) atomicAdd(&sh.count[bin], __popc(same));
-}
-
-/* Key of the k-th best of n keys and how many equal ones belong to the best; the least key and k when there are not so many. */
-template <class F> __device__ uint32_t threshold(select_shared &sh, F key_at, int64_t n, int k, int *ties)
-{
-    const int shifts[3] = {21, 10, 0};
-    const uint32_t settled[3] = {0, 0xffe00000u, 0xfffffc00u};
-    const stretch s = stretch_of(n);
-    uint32_t key = 0;
-    int rank = k;
-    for (int d = 0; d < 3; d++) {
-        for (int i = threadIdx.x; i < BINS; i += blockDim.x) sh.count[i] = 0;
-        __syncthreads();
-        for (int64_t i = s.from + threadIdx.x; i - threadIdx.x % WARP < s.to; i += blockDim.x) {
-            const uint32_t x = i < s.to ? key_at(i) : 0;
-            const bool counts = x != 0 && ((x ^ key) & settled[d]) == 0;
-            const int bin = x >> shifts[d] & (BINS - 1);
-            if (d == 0) count_key(sh, counts, bin);
-            else if (counts) atomicAdd(&sh.count[bin], 1); /* few are left, of many bins */
-        }
-        cluster_sync();
-        for (int i = threadIdx.x; i < BINS; i += blockDim.x) {
-            int sum = 0;
-#pragma unroll
-            for (unsigned r = 0; r < CLUSTER; r++)
-                if (r < cluster_size()) sum += remote(&sh.count[i], r);
-            sh.total[i] = sum;
-        }
-        cluster_sync(); /* all have read before anybody counts again */
-        find_bin(sh, rank);
-        if (sh.bin < 0) {
-            *ties = k;
-            return LEAST_KEY;
-        }
-        key |= (uint32_t)sh.bin << shifts[d];
-        rank = sh.rank;
-        __syncthreads();
-    }
-    *ties = rank;
-    return key;
-}
-
-/* emit(rank, i) for the chosen i, ascending; returns how many. forced (or -1) is chosen besides. Each warp has a stretch. */
-template <class F, class G>
-__device__ int choose(select_shared &sh, F key_at, int64_t n, uint32_t key, int ties, int64_t forced, G emit)
-{
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const stretch s = stretch_of(n);
-    const int64_t each = (s.to - s.from + SELECT_THREADS - 1) / SELECT_THREADS * WARP, from = s.from + warp * each;
-    const int64_t to = from + each < s.to ? from + each : s.to;
-    const unsigned below = (1u << lane) - 1;
-    int greater = 0, equal = 0;
-    for (int64_t i = from + lane; i - lane < to; i += WARP) {
-        const uint32_t x = i < to ? key_at(i) : 0;
-        greater += __popc(__ballot_sync(~0u, i < to && (x > key || i == forced)));
-        equal += __popc(__ballot_sync(~0u, i < to && x == key && i != forced));
-    }
-    if (lane == 0) sh.greater[warp] = greater, sh.equal[warp] = equal;
-    __syncthreads();
-    int more = 0, same = 0, all = 0, all_same = 0;
-    for (int w = 0; w < SELECT_WARPS; w++) {
-        if (w < warp) more += sh.greater[w], same += sh.equal[w];
-        all += sh.greater[w], all_same += sh.equal[w];
-    }
-    if (threadIdx.x == 0) sh.mine[0] = all, sh.mine[1] = all_same;
-    cluster_sync();
-    for (unsigned r = 0; r < cluster_size(); r++) {
-        if (r == cluster_rank()) continue;
-        const int theirs = remote(&sh.mine[0], r), their_same = remote(&sh.mine[1], r);
-        if (r < cluster_rank()) more += theirs, same += their_same;
-        all += theirs, all_same += their_same;
-    }
-    for (int64_t i = from + lane; i - lane < to; i += WARP) {
-        const uint32_t x = i < to ? key_at(i) : 0;
-        const bool above = i < to && (x > key || i == forced), level = i < to && x == key && i != forced;
-        const unsigned more_mask = __ballot_sync(~0u, above), same_mask = __ballot_sync(~0u, level);
-        const int before = same + __popc(same_mask & below), taken = before < ties ? before : ties;
-        if (above || (level && before < ties)) emit(more + __popc(more_mask & below) + taken, i);
-        more += __popc(more_mask);
-        same += __popc(same_mask);
-    }
-    cluster_sync(); /* all have read what the next call changes */
-    return all + (all_same < ties ? all_same : ties);
-}
-
-/* -1 behind the chosen ones. */
-__device__ __forceinline__ void fill_rest(int32_t *out, int kept, int64_t n)
-{
-    for (int64_t i = kept + cluster_rank() * blockDim.x + threadIdx.x; i < n; i += cluster_size() * blockDim.x) out[i] = -1;
-}
-
-__device__ void publish(select_shared &sh, const bl_cuda_selection &a, int64_t row, int64_t token, int64_t n)
-{
-    const float *scores = a.scores + row * a.longest;
-    uint32_t *best = a.best + row * ((a.longest + a.size - 1) / a.size);
-    int32_t *out = a.candidates + token * a.blocks;
-    const int64_t count = (n + a.size - 1) / a.size, forced = n > 0 ? (n - 1) / a.size : -1;
-    const stretch s = stretch_of(count);
-    for (int64_t b = s.from + threadIdx.x; b < s.to; b += blockDim.x) {
-        uint32_t most = 0;
-        const int64_t end = (b + 1) * a.size < n ? (b + 1) * a.size : n;
-        for (int64_t i = b * a.size; i < end; i++) {
-            const uint32_t x = score_key(scores[i]);
-            most = x > most ? x : most;
-        }
-        best[b] = b == forced ? 0 : most;
-    }
-    __syncthreads();
-    const auto key_at = [&](int64_t i) { return best[i]; };
-    int ties = 0;
-    const int k = (int)a.blocks - (forced >= 0);
-    const uint32_t key = k > 0 ? threshold(sh, key_at, count, k, &ties) : ~0u;
-    const int kept = choose(sh, key_at, count, key, ties, forced, [&](int at, int64_t i) { out[at] = (int32_t)i; });
-    fill_rest(out, kept, a.blocks);
-}
-
-__global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selection a, bl_cuda_tables tables)
-{
-    extern __shared__ uint32_t kept_keys[];
-    __shared__ select_shared sh;
-    const int64_t row = blockIdx.x / cluster_size(), token = a.first + row, n = list_length(a, tables, token);
-    const float *scores = a.scores + row * a.longest;
-    int32_t *out = a.selected + token * a.topk;
-    const stretch s = stretch_of(n);
-    const bool keep = s.to - s.from <= KEPT && cluster_size() > 1;
-    if (a.publish) publish(sh, a, row, token, n);
-    if (keep) {
-#pragma unroll 4
-        for (int64_t i = s.from + threadIdx.x; i < s.to; i += blockDim.x) kept_keys[i - s.from] = score_key(scores[i]);
-        __syncthreads();
-    }
-    const auto key_at = [&](int64_t i) { return keep ? kept_keys[i - s.from] : score_key(scores[i]); };
-    int ties = 0;
-    const uint32_t key = threshold(sh, key_at, n, (int)a.topk, &ties);
-    const int kept = choose(sh, key_at, n, key, ties, -1, [&](int at, int64_t i) { out[at] = (int32_t)entry_at(a, token, i); });
-    fill_rest(out, kept, a.topk);
-}
-
-static void launch_select(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
-{
-    const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)a->rows * blocks);
-    config.blockDim = dim3(SELECT_THREADS);
-    config.dynamicSmemBytes = blocks > 1 ? KEPT * sizeof(uint32_t) : 0;
-    config.stream = s;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, KEPT * sizeof(uint32_t));
-    cudaLaunchKernelEx(&config, select_kernel, *a, *a->t);
 }
 
 } // namespace bl
@@ -378,11 +257,12 @@ void bl_cuda_select(bl_cuda_stream s, const bl_cuda_selection *a)
 {
     int64_t longest = a->longest;
     if (a->filtered && a->blocks * a->size < longest) longest = a->blocks * a->size;
-    const int64_t all = (longest + TILE_KEYS - 1) / TILE_KEYS, wanted = (all * a->rows + WAVE - 1) / WAVE;
+    const int64_t all = (longest + TILE_KEYS - 1) / TILE_KEYS, wave = WAVE * processor_count();
+    const int64_t wanted = (all * a->rows + wave - 1) / wave;
     const int tiles = (int)(wanted < 1 ? 1 : wanted > MOST_TILES ? MOST_TILES : wanted);
     const dim3 grid((unsigned)((all + tiles - 1) / tiles), (unsigned)a->rows);
     if (a->heads <= 16) scores_kernel<2><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
     else if (a->heads <= 32) scores_kernel<4><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
     else scores_kernel<8><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
-    launch_select(s, a, longest);
+    launch_choice(s, a, longest);
 }

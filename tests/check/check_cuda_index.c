@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { PAGE = 64, ROWS = 3 };
+typedef enum key_kind { DISTINCT, TIES, EQUAL, WILD_SCALES } key_kind;
 
 static uint8_t *packed_rows(check *c, int64_t n, int64_t width)
 {
@@ -19,6 +20,14 @@ static uint8_t *packed_rows(check *c, int64_t n, int64_t width)
         bl_pack_index_c(rows + (size_t)i * bytes, x, width);
     }
     return rows;
+}
+
+/* Scales of any size in every third group, products of which are finite. */
+static void spread_scales(check *c, uint8_t *rows, int64_t n, int64_t width)
+{
+    for (int64_t i = 0; i < n * (width / 32); i++)
+        if (check_below(c, 3) == 0)
+            rows[i / (width / 32) * (int64_t)bl_index_row_bytes(width) + width / 2 + i % (width / 32)] = (uint8_t)check_below(c, 180);
 }
 
 static void candidate_list(int32_t *out, const float *scores, int64_t n, int64_t blocks, int64_t size)
@@ -36,16 +45,21 @@ static void candidate_list(int32_t *out, const float *scores, int64_t n, int64_t
 }
 
 /* The tokens see n, n - 1, ... entries; filtered as the runtime does it: candidates side by side. */
-static void check_selection(check *c, int64_t n, int64_t heads, int64_t width, int64_t topk, int64_t blocks, int64_t size, int ties)
+static void check_selection(check *c, int64_t n, int64_t heads, int64_t width, int64_t topk, int64_t blocks, int64_t size,
+                            key_kind kind)
 {
-    check_case(c, "select entries=%lld heads=%lld width=%lld k=%lld blocks=%lldx%lld ties=%d", (long long)n, (long long)heads,
-               (long long)width, (long long)topk, (long long)blocks, (long long)size, ties);
+    check_case(c, "select entries=%lld heads=%lld width=%lld k=%lld blocks=%lldx%lld kind=%d", (long long)n, (long long)heads,
+               (long long)width, (long long)topk, (long long)blocks, (long long)size, (int)kind);
     const size_t bytes = bl_index_row_bytes(width);
     const int64_t pages = (n + PAGE - 1) / PAGE, longest = 2 * n + 16;
     uint8_t *keys = packed_rows(c, pages * PAGE, width), *q = packed_rows(c, ROWS * heads, width);
-    if (ties)
-        for (int64_t i = 1; i < n; i++)
-            if (check_below(c, 3)) memcpy(keys + (size_t)i * bytes, keys + (size_t)check_below(c, i) * bytes, bytes);
+    for (int64_t i = 1; i < n; i++)
+        if (kind == EQUAL || (kind == TIES && check_below(c, 3)))
+            memcpy(keys + (size_t)i * bytes, keys + (size_t)(kind == EQUAL ? 0 : check_below(c, i)) * bytes, bytes);
+    if (kind == WILD_SCALES) {
+        spread_scales(c, keys, n, width);
+        spread_scales(c, q, ROWS * heads, width);
+    }
     const float *w = random_floats(c, ROWS * heads, 1);
     float *scores = check_buffer(c, (size_t)n * 4, 16), *scratch = check_buffer(c, (size_t)n * 4, 16);
     int32_t *want = check_buffer(c, (size_t)(ROWS * topk) * 4, 16), *list = check_buffer(c, (size_t)(ROWS * blocks) * 4, 16);
@@ -97,7 +111,10 @@ void check_cuda_index(check *c)
 {
     for (int i = 0; i < 12; i++)
         check_selection(c, 4 + check_below(c, 700), 1 + check_below(c, 64), 32 * (1 + check_below(c, 4)), 1 + check_below(c, 100),
-                        1 + check_below(c, 40), 1 + check_below(c, 8), i % 2);
-    check_selection(c, 5000, 32, 128, 512, 128, 8, 0);
-    check_selection(c, 5000, 32, 128, 512, 128, 8, 1);
+                        1 + check_below(c, 40), 1 + check_below(c, 8), (key_kind)(i % 4));
+    /* a cluster of blocks chooses: from few candidates, or where too many are alike from all */
+    for (int kind = DISTINCT; kind <= WILD_SCALES; kind++) {
+        check_selection(c, 5000, 32, 128, 512, 128, 8, (key_kind)kind);
+        check_selection(c, 20001 + check_below(c, 99), 3, 128, 512, 128, 8, (key_kind)kind);
+    }
 }
