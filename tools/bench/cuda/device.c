@@ -46,6 +46,39 @@ static void *device_copy(const void *host, size_t bytes)
     return p;
 }
 
+/* Packed rows as weights and activations make them: scales that differ little, from a byte on. */
+static uint8_t *device_rows(int64_t rows, size_t codes, size_t scales, unsigned least)
+{
+    enum { PATTERN = 1 << 17 };
+    const size_t bytes = codes + scales, all = (size_t)rows * bytes, part = rows < PATTERN ? all : PATTERN * bytes;
+    uint8_t *pattern = malloc(part), *p = NULL;
+    if (pattern && cudaMalloc((void **)&p, all) == cudaSuccess) {
+        uint64_t state = 1;
+        for (size_t i = 0; i < part; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            const unsigned r = (unsigned)(state >> 40);
+            pattern[i] = (uint8_t)(i % bytes < codes ? r & 0xbf : least + r % 4);
+        }
+        for (size_t at = 0; at < all; at += part) cudaMemcpy(p + at, pattern, all - at < part ? all - at : part, cudaMemcpyHostToDevice);
+    }
+    free(pattern);
+    return p;
+}
+
+/* bf16 of both signs from 1/8 to 2. */
+static uint16_t *device_bf16(size_t n)
+{
+    uint16_t *host = malloc(2 * n), *p = NULL;
+    uint64_t state = 1;
+    for (size_t i = 0; host && i < n; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        host[i] = (uint16_t)(0x3e00 | (state >> 40 & 0x81ff));
+    }
+    p = host ? device_copy(host, 2 * n) : NULL;
+    free(host);
+    return p;
+}
+
 /* ---- casts */
 
 typedef struct cast_run {
@@ -126,12 +159,12 @@ static bl_status run_select(void *arg, bl_error *err)
 static bl_status add_select(bench *b, bench_subject *s, bl_error *err)
 {
     select_run *r = bench_record(b, sizeof *r);
-    const size_t row = bl_index_row_bytes(WIDTH), bytes = (size_t)ROWS * ENTRIES * row;
+    const size_t row = bl_index_row_bytes(WIDTH), bytes = (size_t)ROWS * ENTRIES * row, codes = WIDTH / 2;
     if (!r) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
-    r->t = make_tables(ROWS, ENTRIES - 1, ENTRIES, NULL, device_bytes(bytes, 1), NULL);
+    r->t = make_tables(ROWS, ENTRIES - 1, ENTRIES, NULL, device_rows(ROWS * ENTRIES, codes, row - codes, 125), NULL);
     float *weights = calloc(ROWS * INDEX_HEADS, sizeof *weights);
     for (int i = 0; weights && i < ROWS * INDEX_HEADS; i++) weights[i] = (float)(i % 7 - 3) / 4;
-    r->a = (bl_cuda_selection){.t = &r->t, .queries = device_bytes(ROWS * INDEX_HEADS * row, 1),
+    r->a = (bl_cuda_selection){.t = &r->t, .queries = device_rows(ROWS * INDEX_HEADS, codes, row - codes, 125),
                                .weights = weights ? device_copy(weights, ROWS * INDEX_HEADS * sizeof *weights) : NULL, .rows = ROWS,
                                .heads = INDEX_HEADS, .width = WIDTH, .ratio = 1, .topk = TOPK, .longest = ENTRIES, .size = 8,
                                .scores = device_bytes((size_t)ROWS * ENTRIES * 4, 0), .selected = device_bytes(ROWS * TOPK * 4, 0)};
@@ -166,9 +199,11 @@ static bl_status add_attend(bench *b, bench_subject *s, int product, bl_error *e
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
     }
     for (int i = 0; i < BATCH * TOPK; i++) selected[i] = i % TOPK * (LATENTS / TOPK) + i % 3;
-    r->t = make_tables(BATCH, LATENTS - 1, LATENTS, device_bytes((size_t)BATCH * LATENTS * narrow, 1), NULL,
-                       device_bytes((size_t)BATCH * (WINDOW + 1) * wide, 1));
-    r->a = (bl_cuda_attention){.t = &r->t, .q = device_bytes((size_t)BATCH * HEADS * HEAD_DIM * 2, 1), .kv = device_bytes(BATCH * wide, 1),
+    uint8_t *latents = device_rows(BATCH * LATENTS, HEAD_DIM / 2, narrow - HEAD_DIM / 2, 0x30);
+    uint8_t *windows = device_rows(BATCH * (WINDOW + 1), HEAD_DIM, wide - HEAD_DIM, 125);
+    r->t = make_tables(BATCH, LATENTS - 1, LATENTS, latents, NULL, windows);
+    r->a = (bl_cuda_attention){.t = &r->t, .q = device_bf16((size_t)BATCH * HEADS * HEAD_DIM),
+                               .kv = device_rows(BATCH, HEAD_DIM, wide - HEAD_DIM, 125),
                                .selected = device_copy(selected, BATCH * TOPK * sizeof *selected), .sink = device_bytes(HEADS * 4, 0),
                                .rotation = device_bytes(BATCH * ROPE * 4, 0), .o = device_bytes((size_t)BATCH * HEADS * HEAD_DIM * 2, 0),
                                .heads = HEADS, .d = HEAD_DIM, .R = ROPE, .window = WINDOW, .ring = WINDOW + 1, .topk = TOPK, .scale = 0.04f,
