@@ -1,6 +1,7 @@
 #include "convert/encode.h"
 
 #include "convert/spill.h"
+#include "convert/stripe.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +61,7 @@ void bl_encode_count(const bl_plan *plan, bl_encode_stats out[BL_ENCODE_CLASSES]
 typedef struct room {
     uint8_t *source, *values, *hints, *fresh; /* fresh: scale bytes of a piece */
     uint16_t *decoded;                        /* values of a piece of codes */
-    uint16_t *back, *amax;                    /* [cols], [blocks of a row] */
-    uint8_t *differs, *chosen, *scale;        /* [blocks of a row] */
+    bl_stripe_room stripe;
 } room;
 
 enum { ROOMS = 10 };
@@ -88,8 +88,9 @@ static room make_room(const bl_encoder *e, uint8_t *p, uint64_t *bytes)
         return (room){0};
     }
     return (room){.source = p + at[0], .values = p + at[1], .hints = p + at[2], .fresh = p + at[3],
-                  .decoded = (uint16_t *)(void *)(p + at[4]), .back = (uint16_t *)(void *)(p + at[5]),
-                  .amax = (uint16_t *)(void *)(p + at[6]), .differs = p + at[7], .chosen = p + at[8], .scale = p + at[9]};
+                  .decoded = (uint16_t *)(void *)(p + at[4]),
+                  .stripe = {.back = (uint16_t *)(void *)(p + at[5]), .amax = (uint16_t *)(void *)(p + at[6]), .differs = p + at[7],
+                             .chosen = p + at[8], .scale = p + at[9]}};
 }
 
 /* Rows are encoded in multiples of these: blocks of scales and tiles of digests stay whole. */
@@ -152,140 +153,16 @@ void bl_encoder_destroy(bl_encoder **ep)
     }
 }
 
-/* ---- a stripe: the rows that share a row of scales */
-
-typedef struct stripe {
-    bl_encoder *e;
-    const bl_weight *w; /* in the form to make */
-    const uint16_t *x;  /* [rows, cols] */
-    uint64_t rows, cols;
-    uint8_t *codes; /* [rows, code_bytes] */
-    uint64_t code_bytes;
-    uint8_t *scale;      /* [columns of the scale grid] out */
-    const uint8_t *hint; /* likewise, or NULL */
-    uint64_t each;       /* blocks of 32 columns that share a scale: kernels know no others, what is in room is for each of them */
-    const room *r;
-    bool exact; /* nothing may be lost */
-} stripe;
-
-static uint64_t blocks_of(const stripe *s)
-{
-    return bl_pieces(s->cols, 32);
-}
-
-/* Code of -0 becomes that of +0. */
-static void canonical(const stripe *s, uint8_t *codes)
-{
-    for (uint64_t i = 0; s->w->form == BL_FORM_FP8 && i < s->code_bytes; i++) {
-        codes[i] = codes[i] == 0x80 ? 0 : codes[i];
-    }
-    for (uint64_t i = 0; s->w->form == BL_FORM_FP4 && i < s->code_bytes; i++) {
-        uint8_t magnitude = codes[i] & 0x77; /* its sum with 7 carries into the sign's place unless it is 0 */
-        codes[i] &= (uint8_t)(0x77 | ((magnitude + 0x77) & 0x88));
-    }
-}
-
-/* What the blocks that share a scale have in common: the largest magnitude; whether a value in any of them differs. */
-static void share_amax(const stripe *s)
-{
-    uint16_t *a = s->r->amax;
-    for (uint64_t i = 0, blocks = blocks_of(s), k; s->each > 1 && i < blocks; i = k) {
-        uint16_t most = 0;
-        for (k = i; k < blocks && k < i + s->each; k++) {
-            most = a[k] > most ? a[k] : most;
-        }
-        for (k = i; k < blocks && k < i + s->each; k++) {
-            a[k] = most;
-        }
-    }
-}
-
-static void share_differs(const stripe *s)
-{
-    uint8_t *d = s->r->differs;
-    for (uint64_t i = 0, blocks = blocks_of(s); s->each > 1 && i < blocks; i += s->each) {
-        uint64_t n = blocks - i < s->each ? blocks - i : s->each;
-        memset(d + i, memchr(d + i, 1, n) != NULL, n);
-    }
-}
-
-/* Encode under s->r->scale, decode, compare: the sums, and s->r->differs. */
-static void encode_rows(const stripe *s, bl_quant_sums *sums)
-{
-    const bl_encoder *e = s->e;
-    bool fp8 = s->w->form == BL_FORM_FP8;
-    *sums = (bl_quant_sums){.error = 0};
-    memset(s->r->differs, 0, blocks_of(s));
-    for (uint64_t i = 0; i < s->rows; i++) {
-        const uint16_t *x = s->x + i * s->cols;
-        uint8_t *codes = s->codes + i * s->code_bytes;
-        if (fp8) {
-            e->quant.fp8_row(codes, x, s->r->scale, (int64_t)s->cols);
-        } else {
-            e->quant.fp4_row(codes, x, s->r->scale, (int64_t)s->cols, e->o.ties);
-        }
-        if (e->o.canonical_zero) {
-            canonical(s, codes);
-        }
-        (fp8 ? e->cast.fp8_row : e->cast.fp4_row)(s->r->back, codes, s->r->scale, (int64_t)s->cols);
-        e->quant.compare_row(sums, s->r->differs, x, s->r->back, (int64_t)s->cols);
-    }
-    share_differs(s);
-}
-
-/* Choose the scales and encode. A block keeps its hint when the hint loses nothing. */
-static void encode_stripe(const stripe *s, bl_encode_stats *stats)
-{
-    uint64_t blocks = blocks_of(s), changed = 0;
-    bool fp8 = s->w->form == BL_FORM_FP8;
-    int lo = fp8 ? BL_FP8_SCALE_MIN : BL_FP4_SCALE_MIN, hi = fp8 ? BL_FP8_SCALE_MAX : BL_FP4_SCALE_MAX;
-    uint8_t *scale = s->r->scale;
-    bl_quant_sums sums;
-    (fp8 ? bl_fp8_scales : bl_fp4_scales)(scale, s->r->amax, (int64_t)blocks);
-    if (s->hint) {
-        uint8_t *chosen = s->r->chosen;
-        memcpy(chosen, scale, blocks);
-        for (uint64_t i = 0; i < blocks; i++) {
-            uint8_t hint = s->hint[i / s->each];
-            scale[i] = hint >= lo && hint <= hi ? hint : scale[i];
-        }
-        encode_rows(s, &sums);
-        for (uint64_t i = 0; i < blocks; i++) {
-            bool keep = s->hint[i / s->each] == scale[i] && !s->r->differs[i];
-            changed += s->r->differs[i] && chosen[i] != scale[i];
-            stats->kept += keep && i % s->each == 0;
-            scale[i] = keep ? scale[i] : chosen[i];
-        }
-    }
-    if (!s->hint || changed) {
-        encode_rows(s, &sums);
-    }
-    stats->values += s->rows * s->cols;
-    for (uint64_t i = 0; i < blocks; i += s->each) {
-        s->scale[i / s->each] = scale[i];
-        stats->blocks++;
-        stats->lost += s->r->differs[i];
-    }
-    for (int l = 0; l < 16; l++) {
-        stats->error2 += sums.error2[l];
-        stats->value2 += sums.value2[l];
-    }
-    stats->error = sums.error > stats->error ? sums.error : stats->error;
-}
-
 /* ---- pieces */
 
-/* Largest magnitudes of the stripe; false when one is no number or infinite. */
-static bool measure(const stripe *s)
-{
-    bool finite = true;
-    s->e->quant.amax_rows(s->r->amax, s->x, (int64_t)s->rows, (int64_t)s->cols);
-    for (uint64_t i = 0; i < blocks_of(s); i++) {
-        finite &= s->r->amax[i] < 0x7f80;
-    }
-    share_amax(s);
-    return finite;
-}
+/* A weight being encoded. */
+typedef struct work {
+    bl_encoder *e;
+    bl_view made, source;
+    const room *r;
+    size_t sum;
+    bool recast;
+} work;
 
 /* Where the value at [row, col] of the source is. */
 static int64_t place_of(const bl_view *source, uint64_t row, uint64_t col, const bl_tensor **t)
@@ -295,46 +172,46 @@ static int64_t place_of(const bl_view *source, uint64_t row, uint64_t col, const
 }
 
 /* Name the first value of the stripe, whose first row is row, that is not finite. */
-static bl_status not_finite(const stripe *s, const bl_view *source, uint64_t row, bl_error *err)
+static bl_status not_finite(const work *w, const bl_stripe *s, uint64_t row, bl_error *err)
 {
     uint64_t i = 0;
     while (i + 1 < s->rows * s->cols && (s->x[i] & 0x7fff) < 0x7f80) {
         i++;
     }
     const bl_tensor *t;
-    int64_t at = place_of(source, row + i / s->cols, i % s->cols, &t);
-    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
+    int64_t at = place_of(&w->source, row + i / s->cols, i % s->cols, &t);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(w->e->values->source, t)->path, t->name, at,
                    "the value at [%llu, %llu] of '%s' is %s (bf16 0x%04x): no code stands for it", (unsigned long long)(row + i / s->cols),
                    (unsigned long long)(i % s->cols), s->w->slot->name, (s->x[i] & 0x7fff) > 0x7f80 ? "NaN" : "infinite", s->x[i]);
 }
 
 /* Name the first block of the stripe, whose first row is row, that is not the same under any one scale. */
-static bl_status inexact(const stripe *s, const bl_view *source, uint64_t row, bl_error *err)
+static bl_status inexact(const work *w, const bl_stripe *s, uint64_t row, bl_error *err)
 {
-    uint64_t b = (uint64_t)((const uint8_t *)memchr(s->r->differs, 1, blocks_of(s)) - s->r->differs);
+    uint64_t b = (uint64_t)((const uint8_t *)memchr(s->r->differs, 1, bl_stripe_blocks(s)) - s->r->differs);
     const bl_tensor *t;
-    int64_t at = place_of(source, row, 32 * b, &t);
-    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(s->e->values->source, t)->path, t->name, at,
+    int64_t at = place_of(&w->source, row, 32 * b, &t);
+    return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(w->e->values->source, t)->path, t->name, at,
                    "the values of block [%llu, %llu] of '%s' do not all have %s codes under one scale: it cannot be recast without loss",
                    (unsigned long long)(row / s->w->block_rows), (unsigned long long)b, s->w->slot->name,
                    s->w->form == BL_FORM_FP8 ? "fp8" : "fp4");
 }
 
 /* Rows [row, row + rows) of the source, read already, and their hints. */
-static bl_status encode_piece(stripe *s, const bl_view *source, uint64_t row, uint64_t rows, uint8_t *scale, const uint8_t *hint,
-                              bl_encode_stats *stats, bl_error *err)
+static bl_status encode_piece(const work *w, bl_stripe *s, uint64_t row, uint64_t rows, const uint8_t *hint, bl_encode_stats *stats,
+                              bl_error *err)
 {
     uint64_t step = s->w->block_rows, blocks = bl_weight_scale_cols(s->w);
     for (uint64_t i = 0; i < rows; i += step) {
         s->rows = rows - i < step ? rows - i : step;
-        s->scale = scale + i / step * blocks;
+        s->scale = w->r->fresh + i / step * blocks;
         s->hint = hint ? hint + i / step * blocks : NULL;
-        if (!measure(s)) {
-            return not_finite(s, source, row + i, err);
+        if (!bl_stripe_measure(s)) {
+            return not_finite(w, s, row + i, err);
         }
-        encode_stripe(s, stats);
-        if (s->exact && memchr(s->r->differs, 1, blocks)) {
-            return inexact(s, source, row + i, err);
+        bl_stripe_encode(s, stats);
+        if (w->recast && memchr(s->r->differs, 1, blocks)) {
+            return inexact(w, s, row + i, err);
         }
         s->x += s->rows * s->cols;
         s->codes += s->rows * s->code_bytes;
@@ -397,15 +274,6 @@ static void recast_hints(const bl_view *source, const bl_rows *rows, uint64_t sh
     }
 }
 
-/* A weight being encoded. */
-typedef struct work {
-    bl_encoder *e;
-    bl_view made, source;
-    const room *r;
-    size_t sum;
-    bool recast;
-} work;
-
 /* Values of a piece, and what scales they had or may have: *hint is NULL where nothing is known. */
 static bl_status read_piece(const work *w, uint64_t row, uint64_t rows, uint64_t at, uint64_t scales, const uint16_t **x,
                             const uint8_t **hint, bl_error *err)
@@ -445,8 +313,8 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
     room r = make_room(e, scratch, &bytes);
     work w = {.e = e, .made = bl_plan_made(t, 0), .source = bl_plan_view(t, 0), .r = &r, .sum = t->members[0].sum};
     w.recast = is_recast(t);
-    stripe s = {.e = e, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes, .code_bytes = bl_weight_row_bytes(&w.made.w),
-                .each = w.made.w.block_cols / BL_BLOCK, .r = &r, .exact = w.recast};
+    bl_stripe s = {.quant = &e->quant, .cast = &e->cast, .o = &e->o, .w = &w.made.w, .cols = bl_weight_cols(&w.made.w), .codes = codes,
+                   .code_bytes = bl_weight_row_bytes(&w.made.w), .each = w.made.w.block_cols / BL_BLOCK, .r = &r.stripe};
     bl_stored grid = bl_weight_stored(s.w, true);
     uint64_t share = s.w->block_rows;
     uint64_t unit = rows_at_once(s.w), most = e->piece / (2 * s.cols) / unit * unit;
@@ -457,7 +325,7 @@ bl_status bl_encode(bl_encoder *e, const bl_plan_tensor *t, uint64_t row, uint64
         uint64_t at = row / share * grid.cols, count = bl_pieces(n, share) * grid.cols;
         BL_TRY(read_piece(&w, row, n, at, count, &s.x, &hint, err));
         digest_piece(&w, row, n, s.x);
-        BL_TRY(encode_piece(&s, &w.source, row, n, r.fresh, hint, &stats, err));
+        BL_TRY(encode_piece(&w, &s, row, n, hint, &stats, err));
         BL_TRY(bl_spill_put(e->scales, w.sum, grid.rows * grid.cols, at, r.fresh, count, err));
     }
     if (!w.recast) {
