@@ -16,7 +16,8 @@ typedef struct bl_bucket_options {
     bool slice;     /* tensors larger than a bucket are cut by rows; else each is alone, with what it must travel with */
     unsigned host;  /* BL_HOST_ bits: not sent */
     bool no_host_digests; /* do not read what is not sent for its value digests (those of a packed model are on record) */
-    const char *base; /* buckets of an older state, a folder or an archive of one: write what has changed since. size, align, slice and host are then its */
+    const char *base; /* buckets of an older state, a folder or an archive of one: write what has changed since. size, align, slice and
+                       * host are then its */
     bl_delta_encoding encoding; /* base: of what has changed */
     int level;      /* base: of zstd, 1 to 9: beyond, setting up costs more than small tensors give back */
     int jobs;       /* threads; <= 0 = chosen */

@@ -107,15 +107,11 @@ static bl_status end_tensor(delta_job *d, lane *l, const bl_bucket_tensor *befor
     if (bytes == 0) {
         return BL_OK;
     }
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 64;
-        bl_delta_tensor *grown = realloc(l->tensors, cap * sizeof *grown);
-        if (!grown) {
-            return nomem(err);
-        }
-        l->tensors = grown;
-        l->cap = cap;
+    bl_delta_tensor *grown = bl_grow(l->tensors, &l->cap, l->count, sizeof *grown);
+    if (!grown) {
+        return nomem(err);
     }
+    l->tensors = grown;
     l->tensors[l->count++] = (bl_delta_tensor){.name = after->tensor.name,
                                                .offset = offset,
                                                .nbytes = l->spooled - offset,

@@ -21,15 +21,11 @@ static bl_status nomem(bl_error *err)
 
 bl_status bl_job_sum(bl_job *j, const char *name, const uint8_t sha256[32], bl_error *err)
 {
-    if (j->sum_count == j->sum_cap) {
-        size_t cap = j->sum_cap ? 2 * j->sum_cap : 64;
-        bl_sum_line *grown = realloc(j->sums, cap * sizeof *grown);
-        if (!grown) {
-            return nomem(err);
-        }
-        j->sums = grown;
-        j->sum_cap = cap;
+    bl_sum_line *grown = bl_grow(j->sums, &j->sum_cap, j->sum_count, sizeof *grown);
+    if (!grown) {
+        return nomem(err);
     }
+    j->sums = grown;
     char *copy = bl_arena_strndup(&j->arena, name, strlen(name));
     if (!copy) {
         return nomem(err);

@@ -61,15 +61,11 @@ static bl_status check_amount(const scanner *x, const char *name, uint64_t size)
 static bl_status add_member(scanner *x, const char *name, bl_member_kind kind, uint64_t base, uint64_t size)
 {
     bl_archive *a = x->a;
-    if (a->count == a->cap) {
-        size_t cap = a->cap ? 2 * a->cap : 64;
-        bl_member *grown = realloc(a->members, cap * sizeof *grown);
-        if (!grown) {
-            return nomem(x);
-        }
-        a->members = grown;
-        a->cap = cap;
+    bl_member *grown = bl_grow(a->members, &a->cap, a->count, sizeof *grown);
+    if (!grown) {
+        return nomem(x);
     }
+    a->members = grown;
     if (a->count >= MAX_MEMBERS) {
         return refuse(x, name, "is one of more than 100000 members: no checkpoint has so many");
     }

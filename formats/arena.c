@@ -83,3 +83,14 @@ void bl_arena_reset(bl_arena *a)
     }
     a->total = 0;
 }
+
+void *bl_grow(void *items, size_t *cap, size_t count, size_t size)
+{
+    if (count < *cap) {
+        return items;
+    }
+    size_t more = *cap ? 2 * *cap : 64, bytes;
+    void *grown = more > *cap && !__builtin_mul_overflow(more, size, &bytes) ? realloc(items, bytes) : NULL;
+    *cap = grown ? more : *cap;
+    return grown;
+}

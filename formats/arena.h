@@ -20,4 +20,8 @@ char *bl_arena_strndup(bl_arena *a, const char *s, size_t n);
 /* Free everything; a is ready for reuse (limit kept). */
 void bl_arena_reset(bl_arena *a);
 
+/* Not of an arena: items, a malloc'd array of *cap items of size bytes (NULL: none so far), with room for one behind the first count of
+ * them. Returns it, where it is now, for the caller to keep; NULL without memory, items is then as it was. */
+void *bl_grow(void *items, size_t *cap, size_t count, size_t size);
+
 #endif

@@ -282,7 +282,9 @@ static bl_status check_archive(bl_build *b)
 /* What weight sync makes has a config.json and safetensors files too. */
 static bl_status check_other(bl_build *b)
 {
-    const char *what = bl_buckets_recognise(b->c->path) ? "weight-sync buckets" : bl_delta_recognise(b->c->path) ? "a delta of weight-sync buckets" : NULL;
+    const char *what = bl_buckets_recognise(b->c->path) ? "weight-sync buckets"
+                       : bl_delta_recognise(b->c->path) ? "a delta of weight-sync buckets"
+                                                        : NULL;
     return what ? bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1, "holds %s, no checkpoint: see 'baleen bucket --help'", what) : BL_OK;
 }
 

@@ -1,5 +1,7 @@
 #include "formats/spool.h"
 
+#include "formats/arena.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -137,15 +139,11 @@ bool bl_spool_streams(const bl_spool *s)
 
 static bl_status append(bl_spool *s, ranges *r, range one, bl_error *err)
 {
-    if (r->count == r->cap) {
-        size_t cap = r->cap ? 2 * r->cap : 64;
-        range *grown = realloc(r->items, cap * sizeof *grown);
-        if (!grown) {
-            return nomem(s, err);
-        }
-        r->items = grown;
-        r->cap = cap;
+    range *grown = bl_grow(r->items, &r->cap, r->count, sizeof *grown);
+    if (!grown) {
+        return nomem(s, err);
     }
+    r->items = grown;
     r->items[r->count++] = one;
     return BL_OK;
 }

@@ -60,15 +60,11 @@ static bool same_state(const entry *a, const entry *b)
 
 static bl_status add(bl_proven *p, const entry *e, bl_error *err)
 {
-    if (p->count == p->cap) {
-        size_t cap = p->cap ? 2 * p->cap : 256;
-        entry *grown = realloc(p->entries, cap * sizeof *grown);
-        if (!grown) {
-            return nomem(err);
-        }
-        p->entries = grown;
-        p->cap = cap;
+    entry *grown = bl_grow(p->entries, &p->cap, p->count, sizeof *grown);
+    if (!grown) {
+        return nomem(err);
     }
+    p->entries = grown;
     p->entries[p->count++] = *e;
     return BL_OK;
 }

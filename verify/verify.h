@@ -78,8 +78,8 @@ typedef struct bl_verify_report {
 } bl_verify_report;
 
 /* Verify path (HF folder, packed model, single safetensors file, folder of weight-sync buckets: bucket_proof.h; or an archive of a folder).
- * BL_OK: all of it holds. BL_E_FINDING: on_finding has said what does not. Anything else: path could not be verified at all (missing, not a checkpoint, read error); for a single file a
- * broken header is BL_E_INPUT. */
+ * BL_OK: all of it holds. BL_E_FINDING: on_finding has said what does not. Anything else: path could not be verified at all (missing, not
+ * a checkpoint, read error); for a single file a broken header is BL_E_INPUT. */
 bl_status bl_verify(const char *path, const bl_verify_options *o, bl_verify_report *report, bl_error *err);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -203,6 +204,33 @@ static void test_quotes(void **state)
     }
 }
 
+static void test_growing_arrays(void **state)
+{
+    size_t cap = 0;
+    uint64_t *items = NULL;
+    (void)state;
+    for (uint64_t i = 0; i < 1000; i++) {
+        items = bl_grow(items, &cap, i, sizeof *items);
+        assert_true(items && cap > i);
+        items[i] = i * i;
+    }
+    for (uint64_t i = 0; i < 1000; i++) {
+        assert_true(items[i] == i * i);
+    }
+    size_t before = cap;
+    assert_null(bl_grow(items, &cap, cap, SIZE_MAX / 64)); /* more bytes than there can be: nothing has changed */
+    assert_true(cap == before && items[999] == 999 * 999);
+    free(items);
+}
+
+static void test_endings(void **state)
+{
+    (void)state;
+    assert_string_equal(bl_plural(0), "s");
+    assert_string_equal(bl_plural(1), "");
+    assert_string_equal(bl_plural(2), "s");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_line_has_every_part),
@@ -212,6 +240,8 @@ int main(void)
                                        cmocka_unit_test(test_errno_classes),
                                        cmocka_unit_test(test_exit_codes),
                                        cmocka_unit_test(test_arena),
+                                       cmocka_unit_test(test_growing_arrays),
+                                       cmocka_unit_test(test_endings),
                                        cmocka_unit_test(test_dtypes),
                                        cmocka_unit_test(test_names),
                                        cmocka_unit_test(test_pieces),
