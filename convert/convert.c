@@ -347,11 +347,13 @@ static bl_status write_folder(bl_job *j, const char *dst, bl_convert_report *rep
     if (s == BL_OK && !bl_folder_committed(j->out)) {
         s = bl_folder_commit(&j->out, err);
     }
-    if (s == BL_E_CANCELLED && j->o->resume) {
+    /* What was there may be another job's; without a finished file there is nothing to go on from. */
+    bool keep = s != BL_OK && j->o->resume && j->out && (bl_folder_left_over(j->out) || j->journal.added);
+    if (s == BL_E_CANCELLED && keep) {
         bl_error_clear(err);
         bl_fail(err, s, bl_folder_partial(j->out), NULL, -1, "interrupted: --resume goes on from what is done");
     }
-    bl_folder_abort(&j->out, s != BL_OK && j->o->resume);
+    bl_folder_abort(&j->out, keep);
     return s;
 }
 

@@ -160,22 +160,24 @@ static bl_status read_lines(bl_journal *j, char *text, size_t n, const char *hea
     if (!j->files) {
         return nomem(j, err);
     }
-    char *line = next_line(text, n, &at);
-    if (line && strcmp(line, head) != 0) {
-        size_t source = strlen(MAGIC) + 64;
-        bool same = strlen(line) == strlen(head) && strncmp(line, head, source) == 0;
-        return bl_fail(err, BL_E_USAGE, j->path, NULL, -1,
-                       same ? "was begun with other options or another version: repeat those, or start anew without --resume"
-                            : "was begun from another source, or by another version: start anew without --resume");
-    }
-    while (line) {
+    char *first = next_line(text, n, &at);
+    size_t begun = at;
+    for (char *line = first; line; line = next_line(text, n, &at)) {
         j->end = at;
-        line = next_line(text, n, &at);
-        if (line && take_line(line, &j->files[j->count])) {
-            j->count++;
-        }
+        j->count += line != first && take_line(line, &j->files[j->count]);
     }
-    return BL_OK;
+    if (!first || strcmp(first, head) == 0) {
+        return BL_OK;
+    }
+    if (j->end == begun) { /* nothing was finished: begun anew, nothing is lost */
+        j->end = 0;
+        return BL_OK;
+    }
+    size_t source = strlen(MAGIC) + 64;
+    bool same = strlen(first) == strlen(head) && strncmp(first, head, source) == 0;
+    return bl_fail(err, BL_E_USAGE, j->path, NULL, -1,
+                   same ? "was begun with other options or another version: repeat those, or start anew without --resume"
+                        : "was begun from another source, or by another version: start anew without --resume");
 }
 
 static bl_status begin(bl_journal *j, const char *head, bl_error *err)
@@ -240,6 +242,7 @@ bl_status bl_journal_add(bl_journal *j, const bl_journal_file *file, bl_error *e
     }
     good = (!f || fclose(f) == 0) && good;
     bl_status s = good ? append(j, text, n, err) : nomem(j, err);
+    j->added += s == BL_OK;
     free(text);
     return s;
 }

@@ -29,10 +29,11 @@ typedef struct bl_journal {
     const char *path; /* of the folder, for errors */
     uint64_t end;     /* of the whole lines */
     bl_journal_file *files; /* [count] as found, in order */
-    size_t count;
+    size_t count, added;    /* finished files: found, and noted since */
 } bl_journal;
 
-/* Read the journal fd (borrowed), or begin it when it has no whole line. Another source or plan than the journal's is BL_E_USAGE.
+/* Read the journal fd (borrowed), or begin it when no file was finished yet. Another source or plan than those of finished files
+ * is BL_E_USAGE.
  * path is borrowed; the rest lives in arena. */
 bl_status bl_journal_open(bl_journal *j, int fd, const char *path, const uint8_t source[32], const uint8_t plan[32], bl_arena *arena,
                           bl_error *err);

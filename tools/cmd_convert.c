@@ -39,7 +39,7 @@ static const char details[] =
     "archive is read twice, first for the headers, and a tensor stays only until what is made of it is written.\n"
     "A DST called .tar, .tar.gz, .tar.zst or .zip is an archive: written in one pass, the same bytes for the same job, no --resume.\n"
     "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
-    "on failure. With --resume it stays, and the next run with --resume and the same options goes on from the files that it\n"
+    "on failure. With --resume it stays once a file is finished, and the next run with the same options goes on from those that it\n"
     "finds finished, once it has proven them by their digests; what was made from a file of SRC that has changed since (size or\n"
     "times) is made again, and a SRC with another config or other headers is refused. Outputs carry SHA256SUMS, which\n"
     "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"

@@ -320,12 +320,31 @@ def test_a_full_disk_keeps_what_is_done(nano, whole, tmp_path, to):
         assert [p.name for p in pathlib.Path(disk).iterdir()] == ["out"]
 
 
+def test_a_run_that_finished_nothing_leaves_nothing(nano, tmp_path):
+    """Refused for want of room: there is nothing to go on from, and nothing in the way of another job of that name."""
+    with small_disk(tmp_path, "size=1m") as disk:
+        r = run("baleen", *convert(nano, disk / "out", "packed", "--resume"))
+        assert r.rc == 4 and "are free" in r.err and list(disk.iterdir()) == [], r.err
+
+
+def test_what_finished_nothing_is_in_nobodys_way(nano, whole, tmp_path):
+    """A journal of another job that names no file: its first line alone is no reason to refuse."""
+    r = faulty("create:6:KILL", *convert(nano, tmp_path / "out", "bf16", "--resume"))
+    journal = tmp_path / "out.partial" / "journal"
+    assert r.rc < 0 and journal.read_text().count("\n") == 1, journal.read_text()
+    assert resumed(run("baleen", *convert(nano, tmp_path / "out", "packed", "--resume", "--json")))[0] == 0
+    assert content(tmp_path / "out") == whole["packed"] and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 def test_injected_errors_keep_what_is_done(nano, whole, tmp_path):
     """Errors one after another, each run going on from the last."""
-    out, rng = tmp_path / "out", seeded()
+    out, rng, most = tmp_path / "out", seeded(), 0
     for fault in ("write:9+:EIO", "sync:9:EIO", "rename:7:ENOSPC", "create:9:EDQUOT", "read:200+:EIO", "sync:2:EIO"):
         r = faulty(fault, *convert(nano, out, "packed", "--resume", "--json", "--jobs", rng.choice([1, 4])))
-        assert r.rc == 4 and r.err.count("\n") == 1 and (tmp_path / "out.partial").exists() or r.rc == 0, r.err
+        assert r.rc == 4 and r.err.count("\n") == 1 and not out.exists() or r.rc == 0, r.err
+        kept = (tmp_path / "out.partial" / "journal").read_text().count("\nfile ") if (tmp_path / "out.partial").exists() else 0
+        assert kept >= most, "what was finished is gone"
+        most = 0 if out.exists() else kept
     if not out.exists():
         assert resumed(run("baleen", *convert(nano, out, "packed", "--resume", "--json")))[0] > 0
     assert content(out) == whole["packed"]
