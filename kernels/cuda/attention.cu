@@ -25,6 +25,7 @@ __global__ void rotations_kernel(bl_cuda_tables t, const float *frequency, int h
 __global__ void rope_kernel(uint16_t *q, const float *rotation, int64_t heads, int64_t d, int64_t R)
 {
     const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
+    take_over();
     if (i >= heads * half) return;
     uint16_t *v = q + (t * heads + i / half) * d + (d - R) + 2 * (i % half);
     const float2 cs = ((const float2 *)(rotation + t * R))[i % half];
@@ -410,7 +411,7 @@ void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *f
 
 void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R)
 {
-    rope_kernel<<<dim3(blocks_of(heads * (R / 2), THREADS), (unsigned)T), THREADS, 0, s>>>(q, rotation, heads, d, R);
+    launch_early(true, s, dim3(blocks_of(heads * (R / 2), THREADS), (unsigned)T), THREADS, 0, rope_kernel, q, rotation, heads, d, R);
 }
 
 void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, const uint16_t *norm, const float *rotation, int64_t T,

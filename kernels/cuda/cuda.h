@@ -33,6 +33,7 @@ enum {
     BL_CUDA_ATTEND_TOKENS = 512, /* whose scores are in scratch together */
     BL_CUDA_SORT_CHUNK = 1024, /* choices that a block sorts */
     BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */
+    BL_CUDA_FEW = 8,          /* tokens up to which products are those of few.cu */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
 
@@ -78,8 +79,12 @@ typedef struct bl_cuda_product {
     bool early; /* may start reading the weight before the kernel that is before it in the stream has ended */
 } bl_cuda_product;
 void bl_cuda_multiply(bl_cuda_stream s, const bl_cuda_product *p);
+/* Both products, in one launch where tokens are few and p and q have the same x. */
+void bl_cuda_multiply_two(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q);
 /* parts[segment][t][r] = the sums of single segments (ceil(cols / BL_DOT_SEGMENT) of them), for a kernel that adds them itself. */
 void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *parts);
+/* p and the parts of q, for few tokens in one launch. False, having started nothing, where it is not for that. */
+bool bl_cuda_multiply_with_parts(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q, float *parts);
 
 /* y [rows, cols] = rows from `row` on (a multiple of 32) of an fp8 or fp4 weight as bf16, exact for every legal code and scale. */
 void bl_cuda_cast(bl_cuda_stream s, uint16_t *y, const bl_matrix *w, int64_t row, int64_t rows);
@@ -225,11 +230,20 @@ typedef struct bl_cuda_expert_product {
     int64_t T, k, E;
     bool many;         /* bl_cuda_many_experts; then x by slots is spread */
     uint16_t *grouped; /* scratch [slots, cols] for x by_token when many */
+    /* The shared expert's products, done in the same launch: only where bl_cuda_joins_experts says so, all of them with the same x. */
+    const bl_cuda_product *shared;
+    int shared_count; /* 0, 1, 2 */
+    /* What was there before the kernel that is before this one in the stream began: the groups (again), or else x of the shared ones. */
+    bool again;
+    int spare; /* multiprocessors that are left to other streams where tokens are few */
 } bl_cuda_expert_product;
+/* Whether a product of the shared expert can be done in the launch of p. */
+bool bl_cuda_joins_experts(const bl_cuda_expert_product *p, const bl_cuda_product *shared);
 void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p);
-/* a [n, inter] = swiglu(g, u) with the rows' gates (NULL: 1), rounded to fp8 when round; spread: in the order of many experts. */
-void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
-                    float limit, bool round, bool spread);
+/* a [n, inter] = swiglu(g, u) with the gates of the first `gated` rows (others: 1), rounded to fp8 when round; spread: in the order of many
+ * experts. May begin early. */
+void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t gated, int64_t n,
+                    int64_t inter, float limit, bool round, bool spread);
 /* partial [T, D] = rows of y by slot_of ascending, then the shared expert's row (NULL: none). */
 void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,
                          int64_t k, int64_t D);

@@ -220,6 +220,29 @@ __device__ __forceinline__ void set_remote(int *p, unsigned rank, int v)
  * the one before has written is there from here on. A kernel that was launched so must wait, whatever it reads. */
 __device__ __forceinline__ void start_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
 __device__ __forceinline__ void wait_for_last(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/* Both, for kernels that have nothing to do before: the next one begins early, but not before this one could. */
+__device__ __forceinline__ void take_over(void)
+{
+    wait_for_last();
+    start_next();
+}
+
+/* On the host: start a kernel that begins early, or not. */
+template <class... P, class... A>
+static void launch_early(bool early, cudaStream_t s, dim3 grid, int threads, int64_t bytes, void (*kernel)(P...), A... args)
+{
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = s;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, args...);
+}
 
 /* ---- tensor core */
 

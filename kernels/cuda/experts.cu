@@ -6,42 +6,51 @@ namespace bl {
 enum { THREADS = 256, SORT_THREADS = BL_CUDA_SORT_CHUNK, LIST = 4096 /* choices looked at together */,
        FEW_CHOICES = 512 /* sorted by one block */, FEW_TOKENS = 8, FEW_KEYS = 12 << 10 /* in shared memory */ };
 
-/* A warp: chosen [k] = the best of keys [E], best first; what is chosen becomes NaN. */
-__device__ __forceinline__ void choose_experts(float *keys, int32_t *chosen, int E, int k)
+/* A score as a key that orders as it does; NaN as the least number. 0: taken. */
+__device__ __forceinline__ uint32_t choice_key(float score)
+{
+    const uint32_t u = __float_as_uint(score == score ? score + 0.0f : -INFINITY); /* one zero */
+    return u & 0x80000000 ? ~u : u | 0x80000000;
+}
+
+/* The best key of those that a lane has, at its lowest id. */
+__device__ __forceinline__ uint32_t best_key(const uint32_t *keys, int E, unsigned &at)
+{
+    uint32_t best = 0;
+#pragma unroll 4
+    for (int e = threadIdx.x % WARP; e < E; e += WARP)
+        if (keys[e] > best) best = keys[e], at = e;
+    return best;
+}
+
+/* A warp: chosen [k] = the best of keys [E], best first, ties to the lower id; what is chosen becomes 0. */
+__device__ __forceinline__ void choose_experts(uint32_t *keys, int32_t *chosen, int E, int k)
 {
     const int lane = threadIdx.x % WARP;
+    unsigned at = 0;
+    uint32_t best = best_key(keys, E, at);
     for (int i = 0; i < k; i++) {
-        float best = -INFINITY;
-        int at = 0x7fffffff; /* the lowest id left, even among keys of -infinity */
-        for (int e = lane; e < E; e += WARP)
-            if (keys[e] == keys[e] && (at == 0x7fffffff || keys[e] > best)) best = keys[e], at = e;
-        for (int m = WARP / 2; m; m /= 2) {
-            const float other = __shfl_xor_sync(~0u, best, m);
-            const int id = __shfl_xor_sync(~0u, at, m);
-            if (id != 0x7fffffff && (at == 0x7fffffff || other > best || (other == best && id < at))) best = other, at = id;
+        const uint32_t most = __reduce_max_sync(~0u, best);
+        const unsigned id = __reduce_min_sync(~0u, best == most ? at : ~0u);
+        if (lane == 0) chosen[i] = (int32_t)id;
+        if ((int)(id % WARP) == lane) {
+            keys[id] = 0;
+            best = best_key(keys, E, at);
         }
-        __syncwarp(); /* all have looked */
-        if (lane == 0) {
-            chosen[i] = at;
-            keys[at] = __uint_as_float(0x7fc00000); /* taken */
-        }
-        __syncwarp();
     }
+    __syncwarp();
 }
 
 /* The k best of biased scores, best first, ties to the lower id; a block for each token, of which one warp chooses. */
 __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
                              float route_scale)
 {
-    extern __shared__ float keys[]; /* [E] */
+    extern __shared__ uint32_t keys[]; /* [E] */
     const int64_t t = blockIdx.x;
     const int lane = threadIdx.x;
     const float *row = logits + t * E;
     __shared__ int32_t chosen[BL_CUDA_MAX_CHOICES];
-    for (int64_t e = threadIdx.x; e < E; e += blockDim.x) {
-        const float key = bl_sqrt_softplus(row[e]) + bias[e];
-        keys[e] = key != key ? -INFINITY : key;
-    }
+    for (int64_t e = threadIdx.x; e < E; e += blockDim.x) keys[e] = choice_key(bl_sqrt_softplus(row[e]) + bias[e]);
     __syncthreads();
     if (threadIdx.x >= WARP) return;
     choose_experts(keys, chosen, (int)E, (int)k);
@@ -154,15 +163,13 @@ __global__ void __launch_bounds__(FEW_TOKENS *WARP) route_few_kernel(bl_cuda_gro
                                                                      const float *bias, int T, int E, int k, bool norm_topk,
                                                                      float route_scale, int first, int count)
 {
-    extern __shared__ float keys[]; /* [T][E] */
+    extern __shared__ uint32_t keys[]; /* [T][E] */
     __shared__ int32_t list[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
     __shared__ float gate[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
+    __shared__ bool fresh[FEW_TOKENS * BL_CUDA_MAX_CHOICES]; /* the first choice of an expert that is here */
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = T * k;
-    start_next();
-    for (int i = threadIdx.x; i < T * E; i += blockDim.x) {
-        const float key = bl_sqrt_softplus(logits[i]) + bias[i % E];
-        keys[i] = key != key ? -INFINITY : key;
-    }
+    take_over();
+    for (int i = threadIdx.x; i < T * E; i += blockDim.x) keys[i] = choice_key(bl_sqrt_softplus(logits[i]) + bias[i % E]);
     __syncthreads();
     if (warp < T) {
         choose_experts(keys + warp * E, list + warp * k, E, k);
@@ -173,41 +180,33 @@ __global__ void __launch_bounds__(FEW_TOKENS *WARP) route_few_kernel(bl_cuda_gro
     }
     __syncthreads();
     const int i = threadIdx.x, id = i < n ? list[i] : -1;
+    const bool here = i < n && id >= first && id < first + count;
+    int slot = 0, unit = 0, same = 0, earlier = 0; /* whose slots and units come before */
+    for (int j = 0; here && j < n; j++) {
+        const int other = list[j];
+        if (other < first || other >= first + count) continue;
+        slot += other < id || (other == id && j < i);
+        same += other == id;
+        earlier += other == id && j < i;
+    }
+    if (i < n) fresh[i] = here && earlier == 0;
+    const int units = __syncthreads_count(here && earlier == 0);
+    for (int j = 0; here && j < n; j++) unit += fresh[j] && list[j] < id;
     if (i < n) {
         ids[i] = id;
         gates[i] = gate[i];
+        g.slot_of[i] = here ? slot : 0x7fffffff;
     }
-    if (i < n && (id < first || id >= first + count)) g.slot_of[i] = 0x7fffffff;
-    else if (i < n) { /* whose slots and units come before */
-        int slot = 0, unit = 0, same = 0, earlier = 0;
-        for (int j = 0; j < n; j++) {
-            const int other = list[j];
-            if (other < first || other >= first + count) continue;
-            bool again = false;
-            for (int l = 0; l < j; l++) again |= list[l] == other;
-            slot += other < id || (other == id && j < i);
-            unit += other < id && !again;
-            same += other == id;
-            earlier += other == id && j < i;
-        }
+    if (here) {
         g.token[slot] = i / k;
         g.gate[slot] = gate[i];
-        g.slot_of[i] = slot;
-        if (earlier == 0) {
-            g.units[3 * unit] = id - first;
-            g.units[3 * unit + 1] = slot;
-            g.units[3 * unit + 2] = same;
-        }
     }
-    if (i == 0) {
-        int units = 0;
-        for (int j = 0; j < n; j++) {
-            bool again = list[j] < first || list[j] >= first + count;
-            for (int l = 0; l < j; l++) again |= list[l] == list[j];
-            units += !again;
-        }
-        *g.count = units;
+    if (here && earlier == 0) {
+        g.units[3 * unit] = id - first;
+        g.units[3 * unit + 1] = slot;
+        g.units[3 * unit + 2] = same;
     }
+    if (i == 0) *g.count = units;
     __syncthreads();
     if (i < T) order_slots(g.slot_of + i * k, k);
 }
@@ -296,13 +295,13 @@ __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(bl_cuda_groups g, c
     if (mine && i % k == 0) order_slots(g.slot_of + i, k);
 }
 
-__global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t inter, float limit, bool round,
-                              bool spread)
+__global__ void swiglu_kernel(uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t gated, int64_t inter,
+                              float limit, bool round, bool spread)
 {
     const int64_t slot = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    start_next();
+    take_over();
     if (i >= inter) return; /* whole warps */
-    const float most = limit > 0 ? limit : INFINITY, w = gate ? gate[slot] : 1.0f;
+    const float most = limit > 0 ? limit : INFINITY, w = slot < gated ? gate[slot] : 1.0f;
     float x = from_bf16(g[slot * inter + i]), y = from_bf16(u[slot * inter + i]);
     x = most < x ? most : x;
     y = most < y ? most : y;
@@ -332,7 +331,7 @@ using namespace bl;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale)
 {
-    route_kernel<<<(unsigned)T, THREADS, E * sizeof(float), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
+    route_kernel<<<(unsigned)T, THREADS, E * sizeof(uint32_t), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
 }
 
 bool bl_cuda_routes_few(int64_t T, int64_t E, int64_t k)
@@ -344,8 +343,8 @@ void bl_cuda_route_few(bl_cuda_stream s, const bl_cuda_groups *g, int32_t *ids, 
                        int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count)
 {
     const int bytes = (int)(T * E * sizeof(float));
-    route_few_kernel<<<1, FEW_TOKENS * WARP, bytes, s>>>(*g, ids, gates, logits, bias, (int)T, (int)E, (int)k, norm_topk, route_scale,
-                                                         (int)first, (int)count);
+    launch_early(true, s, dim3(1), FEW_TOKENS * WARP, bytes, route_few_kernel, *g, ids, gates, logits, bias, (int)T, (int)E, (int)k,
+                 norm_topk, route_scale, (int)first, (int)count);
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
@@ -363,10 +362,11 @@ void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids,
     slots_kernel<<<chunks, SORT_THREADS, 0, s>>>(*g, ids, gates, n, (int)k, size, (int)first, E);
 }
 
-void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t n, int64_t inter,
-                    float limit, bool round, bool spread)
+void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t gated, int64_t n,
+                    int64_t inter, float limit, bool round, bool spread)
 {
-    swiglu_kernel<<<dim3(blocks_of(inter, THREADS), (unsigned)n), THREADS, 0, s>>>(a, g, u, gate, inter, limit, round, spread);
+    launch_early(true, s, dim3(blocks_of(inter, THREADS), (unsigned)n), THREADS, 0, swiglu_kernel, a, g, u, gate, gated, inter, limit,
+                 round, spread);
 }
 
 void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,

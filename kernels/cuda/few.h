@@ -8,8 +8,6 @@
 extern "C" {
 #endif
 
-enum { BL_CUDA_FEW = 8 };
-
 /* Each false, having started nothing, where shapes or kinds do not suit. */
 bool bl_cuda_multiply_few(bl_cuda_stream s, const bl_cuda_product *p);
 bool bl_cuda_multiply_experts_few(bl_cuda_stream s, const bl_cuda_expert_product *p);

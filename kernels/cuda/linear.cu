@@ -158,22 +158,31 @@ __device__ __forceinline__ uint32_t split_pair(float &a, float &b)
 
 template <int NT> __device__ __forceinline__ void segment_f32(float c[NT][4], const rows_of &w, const uint16_t *const x[NT], int64_t k0)
 {
+    enum { AHEAD = NT == 1 ? 4 : 2 /* steps whose loads are under way together */ };
     const int t = threadIdx.x % 4;
-#pragma unroll 8
-    for (int s = 0; s < STEPS; s++) {
-        const int64_t k = k0 + 16 * s + 4 * t;
-        fragment_a a[3];
-        for (int h = 0; h < 2; h++) {
-            const uint4 v = load16(w.codes[h] + 4 * k, w.codes[h] && k < w.cols);
-            float f[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
-            for (int p = 0; p < 3; p++) {
-                a[p].r[h] = split_pair(f[0], f[1]);
-                a[p].r[h + 2] = split_pair(f[2], f[3]);
-            }
+#pragma unroll 2
+    for (int s0 = 0; s0 < STEPS; s0 += AHEAD) {
+        uint4 v[AHEAD][2];
+        uint2 b[AHEAD][NT];
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int64_t k = k0 + 16 * (s0 + s) + 4 * t;
+            for (int h = 0; h < 2; h++) v[s][h] = load16(w.codes[h] + 4 * k, w.codes[h] && k < w.cols);
+            for (int n = 0; n < NT; n++) b[s][n] = load_x(x[n], (int)k, (int)w.cols);
         }
-        for (int n = 0; n < NT; n++) {
-            const uint2 b = load_x(x[n], (int)k, (int)w.cols);
-            for (int p = 2; p >= 0; p--) mma(c[n], a[p], b);
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            fragment_a a[3];
+            for (int h = 0; h < 2; h++) {
+                float f[4] = {__uint_as_float(v[s][h].x), __uint_as_float(v[s][h].y), __uint_as_float(v[s][h].z),
+                              __uint_as_float(v[s][h].w)};
+                for (int p = 0; p < 3; p++) {
+                    a[p].r[h] = split_pair(f[0], f[1]);
+                    a[p].r[h + 2] = split_pair(f[2], f[3]);
+                }
+            }
+            for (int n = 0; n < NT; n++)
+                for (int p = 2; p >= 0; p--) mma(c[n], a[p], b[s][n]);
         }
     }
 }
@@ -253,9 +262,10 @@ struct dense_args {
     float *y32;
 };
 
-template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(W * WARP) dense_kernel(dense_args p)
+/* Rows from `row` and tokens from `token` on. */
+template <bl_weight_kind KIND, int NT, int W>
+__device__ __forceinline__ void dense_tile(const dense_args &p, int64_t row, int64_t token, int64_t group)
 {
-    const int64_t group = blockIdx.z, row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
     const int64_t begin = p.row0 + group * p.row_step;
     const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, begin + row, begin + p.rows);
     const uint16_t *x[NT];
@@ -275,11 +285,15 @@ template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(
     }
 }
 
-/* A block of one warp for each segment; its sums as they are. */
-template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) parts_kernel(dense_args p, float *parts)
+template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(W * WARP) dense_kernel(dense_args p)
 {
-    const int64_t row = (int64_t)blockIdx.x * ROWS, token = (int64_t)blockIdx.y * NT * 8;
-    const int64_t index = blockIdx.z;
+    dense_tile<KIND, NT, W>(p, (int64_t)blockIdx.x * ROWS, (int64_t)blockIdx.y * NT * 8, blockIdx.z);
+}
+
+/* A warp's segment: its sums as they are. */
+template <bl_weight_kind KIND, int NT>
+__device__ __forceinline__ void segment_parts(const dense_args &p, float *parts, int64_t row, int64_t token, int64_t index)
+{
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
     const uint16_t *x[NT];
@@ -292,6 +306,20 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) p
             const int64_t at = token + 8 * n + 2 * t + i % 2, r = row + g + i / 2 * 8;
             if (at < p.tokens && r < p.rows) parts[(index * p.tokens + at) * p.rows + r] = c[n][i];
         }
+}
+
+template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) parts_kernel(dense_args p, float *parts)
+{
+    segment_parts<KIND, NT>(p, parts, (int64_t)blockIdx.x * ROWS, (int64_t)blockIdx.y * NT * 8, blockIdx.z);
+}
+
+/* A tile of p for each of the first blocks, a segment of q for each warp of the others. */
+__global__ void __launch_bounds__(FEW *WARP) with_parts_kernel(dense_args p, dense_args q, float *parts, int tiles)
+{
+    const int unit = ((int)blockIdx.x - tiles) * FEW + (int)threadIdx.x / WARP, across = (int)((q.rows + ROWS - 1) / ROWS);
+    start_next();
+    if (unit < 0) dense_tile<BL_W_BF16, 1, FEW>(p, (int64_t)blockIdx.x * ROWS, 0, 0);
+    else if (unit / across * (int64_t)SEGMENT < q.w.cols) segment_parts<BL_W_F32, 1>(q, parts, unit % across * ROWS, 0, unit / across);
 }
 
 struct expert_args {
@@ -385,6 +413,16 @@ void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *p
     if (nt == 1) parts_kernel<BL_W_F32, 1><<<grid, WARP, 0, s>>>(a, parts);
     else if (nt == 2) parts_kernel<BL_W_F32, 2><<<grid, WARP, 0, s>>>(a, parts);
     else parts_kernel<BL_W_F32, 4><<<grid, WARP, 0, s>>>(a, parts);
+}
+
+bool bl_cuda_multiply_with_parts(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q, float *parts)
+{
+    if (p->tokens != q->tokens || tiles_for(p->tokens) > 1 || p->w.kind != BL_W_BF16 || q->w.kind != BL_W_F32 || p->groups > 1 ||
+        p->row0 > 0 || q->row0 > 0 || p->w.cols % 32 || q->w.cols % SEGMENT)
+        return false;
+    const int64_t tiles = blocks_of(p->rows, ROWS), units = blocks_of(q->rows, ROWS) * (q->w.cols / SEGMENT);
+    with_parts_kernel<<<(unsigned)(tiles + blocks_of(units, FEW)), FEW * WARP, 0, s>>>(dense_of(p), dense_of(q), parts, (int)tiles);
+    return true;
 }
 
 void bl_cuda_multiply_experts(bl_cuda_stream s, const bl_cuda_expert_product *p)

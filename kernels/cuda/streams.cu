@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t 
     extern __shared__ uint16_t row[];
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x;
-    start_next();
+    take_over();
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[t * n + i];
     __syncthreads();
     norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, w, n, eps, sums);
@@ -261,7 +261,7 @@ __global__ void to_bf16_kernel(uint16_t *y, const float *x, int64_t n)
 __global__ void round_kernel(uint16_t *y, const uint16_t *x, int64_t ldx, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
-    start_next();
+    take_over();
     if (i < n) y[t * n + i] = rounded_fp8(x[t * ldx + i]);
 }
 
@@ -349,12 +349,12 @@ void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
 void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
                      float eps)
 {
-    rmsnorm_kernel<<<(unsigned)rows, THREADS, n * 2, s>>>(y, rounded, x, w, n, eps);
+    launch_early(true, s, dim3((unsigned)rows), THREADS, n * 2, rmsnorm_kernel, y, rounded, x, w, n, eps);
 }
 
 void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t ldx, int64_t rows, int64_t n)
 {
-    round_kernel<<<dim3(blocks_of(n, THREADS), (unsigned)rows), THREADS, 0, s>>>(y, x, ldx, n);
+    launch_early(true, s, dim3(blocks_of(n, THREADS), (unsigned)rows), THREADS, 0, round_kernel, y, x, ldx, n);
 }
 
 void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width)

@@ -48,6 +48,7 @@ static void cuda_destroy(bl_backend *b)
     if (c->stream) cudaStreamDestroy(c->stream);
     if (c->forked) cudaEventDestroy(c->forked);
     if (c->joined) cudaEventDestroy(c->joined);
+    if (c->marked) cudaEventDestroy(c->marked);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
@@ -98,6 +99,7 @@ static bl_status create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
     BL_TRY(bl_cuda_check(cudaStreamCreateWithFlags((cudaStream_t *)&c->side, cudaStreamNonBlocking), "creating a stream", err));
     BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->forked, cudaEventDisableTiming), "creating an event", err));
     BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->joined, cudaEventDisableTiming), "creating an event", err));
+    BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->marked, cudaEventDisableTiming), "creating an event", err));
     BL_TRY(bl_cuda_memory_create(c, weight_bytes, err));
     BL_TRY(allocate(c, err));
     BL_TRY(bl_cuda_pass_create(c, err));

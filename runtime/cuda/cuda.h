@@ -1,6 +1,6 @@
 /* Inside the CUDA backend: one stream, on which everything happens in the order of the calls, and a side stream for what nothing
- * needs at once (the mixing, window rows, the shared expert), which joins again before it is used. Host tables of a pass are copied over
- * in one piece; nothing in a pass waits for the device but its end. */
+ * needs at once (the mixing, window rows, of many tokens the shared expert), which joins again before it is used. Host tables of a pass
+ * are copied over in one piece; nothing in a pass waits for the device but its end. */
 #ifndef BL_RUNTIME_CUDA_CUDA_H
 #define BL_RUNTIME_CUDA_CUDA_H
 
@@ -71,7 +71,7 @@ typedef struct bl_cuda {
     int device;
     bl_pool *pool; /* borrowed: reads weights and Engram rows */
     bl_cuda_stream stream, side;
-    void *forked, *joined; /* events */
+    void *forked, *joined, *marked; /* events */
     pthread_mutex_t lock; /* of alloc and release */
 
     /* weights */
@@ -104,7 +104,8 @@ typedef struct bl_cuda {
     /* scratch for max_tokens tokens; device: sizes.buffers says how much */
     uint8_t *memory;
     uint16_t *rounded, *down, *kv_down, *qr_rounded, *group, *padded, *head_x, *pooled, *key, *index_q, *index_dots, *engram_kv;
-    uint16_t *up, *gate, *act, *out, *shared_up, *shared_gate, *shared_act, *shared_out, *x_rounded;
+    uint16_t *up, *gate, *act; /* of slots, then of the shared expert */
+    uint16_t *out, *shared_out, *x_rounded;
     float *attend_scores;
     const uint8_t **attend_rows;
     uint16_t *wide, *side_wide; /* weights expanded to bf16, on the main and the side stream */
@@ -120,6 +121,7 @@ typedef struct bl_cuda {
         float *partial; /* where its sum goes when it is done alone */
         uint16_t *y;
         const bl_mixing *mixing;
+        const uint16_t *streams; /* that are mixed */
         float *pre, *post, *comb; /* of the mixing */
     } later;
     bool x_is_rounded, sorted; /* x_rounded has the sublayer's input; groups have the pass's choices */
@@ -156,6 +158,9 @@ bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const vo
 /* The side stream goes on from here; the main stream goes on when the side stream is done. */
 void bl_cuda_fork(bl_cuda *c);
 void bl_cuda_join(bl_cuda *c);
+/* The main stream goes on at `await` when the side stream is done with what it had at `mark`. */
+void bl_cuda_mark(bl_cuda *c);
+void bl_cuda_await(bl_cuda *c);
 
 /* ---- load.c */
 bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
@@ -190,6 +195,11 @@ void bl_cuda_set_attention(bl_backend *table);
 /* y = w x, x [T, cols] given plain and (NULL: made here, in c->rounded) rounded to fp8; which one w takes depends on its kind. */
 void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
                        uint16_t *y16, float *y32);
+/* The same as a product, to be done on a stream. */
+bl_cuda_product bl_cuda_product_of(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
+                                   uint16_t *y16, float *y32);
+/* The mixing that was put off, if any, on the side stream: its input must be there, and the side stream forked since. */
+void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p);
 /* The next expansion's input: partial [T, D], done, or still to be made of the experts' rows. */
 void bl_cuda_put_off_sum(bl_cuda *c, float *partial, bool done);
 /* ... on the main stream. */

@@ -56,6 +56,16 @@ void bl_cuda_join(bl_cuda *c)
     cudaStreamWaitEvent(c->stream, c->joined, 0);
 }
 
+void bl_cuda_mark(bl_cuda *c)
+{
+    cudaEventRecord(c->marked, c->side);
+}
+
+void bl_cuda_await(bl_cuda *c)
+{
+    cudaStreamWaitEvent(c->stream, c->marked, 0);
+}
+
 /* ---- weights */
 
 /* A slab more, in front where it has room left. */

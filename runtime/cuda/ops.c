@@ -6,17 +6,23 @@ static int64_t hidden(const bl_cuda *c)
     return c->config.hidden_size;
 }
 
-void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
-                       uint16_t *y16, float *y32)
+bl_cuda_product bl_cuda_product_of(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
+                                   uint16_t *y16, float *y32)
 {
     if (cuda_quantised(w) && !rounded) {
         bl_cuda_round_fp8(s, c->rounded, x, w->cols, T, w->cols);
         rounded = c->rounded;
     }
-    const bl_cuda_product p = {.w = *w, .rows = w->rows, .x = cuda_quantised(w) ? rounded : x, .ldx = w->cols, .tokens = T, .y16 = y16,
-                               .y32 = y32, .ld = w->rows, .wide = s == c->side ? c->side_wide : c->wide,
-                               .wide_elements = s == c->side ? CUDA_SIDE_WIDE : CUDA_WIDE,
-                               .early = s == c->stream}; /* there a kernel goes before each */
+    return (bl_cuda_product){.w = *w, .rows = w->rows, .x = cuda_quantised(w) ? rounded : x, .ldx = w->cols, .tokens = T, .y16 = y16,
+                             .y32 = y32, .ld = w->rows, .wide = s == c->side ? c->side_wide : c->wide,
+                             .wide_elements = s == c->side ? CUDA_SIDE_WIDE : CUDA_WIDE,
+                             .early = s == c->stream}; /* there a kernel goes before each */
+}
+
+void bl_cuda_linear_on(bl_cuda *c, bl_cuda_stream s, const bl_matrix *w, const uint16_t *x, const uint16_t *rounded, int64_t T,
+                       uint16_t *y16, float *y32)
+{
+    const bl_cuda_product p = bl_cuda_product_of(c, s, w, x, rounded, T, y16, y32);
     bl_cuda_multiply(s, &p);
 }
 
@@ -38,30 +44,44 @@ static void fan_out(bl_backend *b, const bl_pass *p, uint16_t *H, float *pre, co
     bl_cuda_fan_out(cuda_of(b)->stream, H, pre, x, p->tokens, hidden(cuda_of(b)));
 }
 
-/* Beside the sublayer: its coefficients are for the expansion after it. */
-static void start_mixing(bl_cuda *c, const bl_pass *p, const bl_mixing *m, const uint16_t *H, float *pre, float *post, float *comb)
+/* The products that the mixing's coefficients are made of. */
+static bl_cuda_product mixing_dots(const bl_cuda *c, const bl_pass *p)
 {
-    const bl_config *f = &c->config;
-    const bl_cuda_product dots = {.w = m->fn, .rows = m->fn.rows, .x = H, .ldx = m->fn.cols, .tokens = p->tokens};
-    bl_cuda_fork(c);
-    bl_cuda_multiply_parts(c->side, &dots, c->parts);
-    bl_cuda_mix(c->side, pre, post, comb, c->parts, H, m->scale.codes, m->base.codes, p->tokens, hidden(c), f->rms_norm_eps, f->hc_eps,
-                f->hc_sinkhorn_iters);
+    const bl_matrix *fn = &c->later.mixing->fn;
+    return (bl_cuda_product){.w = *fn, .rows = fn->rows, .x = c->later.streams, .ldx = fn->cols, .tokens = p->tokens};
 }
 
-/* In a plain pass it waits for the collapse, which may have to expand first. */
+/* From their parts, beside the sublayer: the coefficients are for the expansion after it. */
+static void finish_mixing(bl_cuda *c, const bl_pass *p)
+{
+    const bl_config *f = &c->config;
+    const bl_mixing *m = c->later.mixing;
+    bl_cuda_mix(c->side, c->later.pre, c->later.post, c->later.comb, c->parts, c->later.streams, m->scale.codes, m->base.codes, p->tokens,
+                hidden(c), f->rms_norm_eps, f->hc_eps, f->hc_sinkhorn_iters);
+    c->later.mix = false;
+}
+
+void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
+{
+    if (!c->later.mix) return;
+    const bl_cuda_product dots = mixing_dots(c, p);
+    bl_cuda_multiply_parts(c->side, &dots, c->parts);
+    finish_mixing(c, p);
+}
+
+/* In a plain pass it waits: for the collapse, which may have to expand first, and for what is needed sooner. */
 static void mix(bl_backend *b, const bl_pass *p, const bl_mixing *m, const uint16_t *H, float *pre, float *post, float *comb)
 {
     bl_cuda *c = cuda_of(b);
-    if (!p->plain) {
-        start_mixing(c, p, m, H, pre, post, comb);
-        return;
-    }
     c->later.mix = true;
     c->later.mixing = m;
+    c->later.streams = H;
     c->later.pre = pre;
     c->later.post = post;
     c->later.comb = comb;
+    if (p->plain) return;
+    bl_cuda_fork(c);
+    bl_cuda_start_mixing(c, p);
 }
 
 static void collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uint16_t *x, const uint16_t *H, const float *pre)
@@ -81,8 +101,6 @@ static void collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uin
         bl_cuda_collapse(c->stream, x, p->plain ? c->x_rounded : NULL, H, pre, norm->codes, NULL, p->tokens, hidden(c), eps);
     }
     c->x_is_rounded = p->plain;
-    if (c->later.mix) start_mixing(c, p, c->later.mixing, H, c->later.pre, c->later.post, c->later.comb);
-    c->later.mix = false;
 }
 
 static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb)
@@ -146,12 +164,29 @@ static void sample(bl_backend *b, const bl_pass *p)
 
 /* ---- experts */
 
+/* Logits of the experts, and the products of the mixing in the same launch where that can be: both want little, and at once. */
+static void score_experts(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x)
+{
+    const bl_cuda_product gate = bl_cuda_product_of(c, c->stream, &l->gate, x, NULL, p->tokens, NULL, c->router);
+    if (c->later.mix) {
+        const bl_cuda_product dots = mixing_dots(c, p);
+        if (bl_cuda_multiply_with_parts(c->stream, &gate, &dots, c->parts)) {
+            bl_cuda_fork(c);
+            finish_mixing(c, p);
+            return;
+        }
+    }
+    bl_cuda_multiply(c->stream, &gate);
+    bl_cuda_fork(c);
+    bl_cuda_start_mixing(c, p);
+}
+
 static void route(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, int32_t *ids, float *gates)
 {
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const int64_t E = f->n_routed_experts, k = f->num_experts_per_tok;
-    bl_cuda_linear(c, &l->gate, x, NULL, p->tokens, NULL, c->router);
+    score_experts(c, p, l, x);
     c->sorted = p->plain && bl_cuda_routes_few(p->tokens, E, k);
     if (c->sorted) {
         bl_cuda_route_few(c->stream, &c->groups, ids, gates, c->router, l->gate_bias.codes, p->tokens, E, k, f->norm_topk_prob,
@@ -162,63 +197,100 @@ static void route(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint
                   f->norm_topk_prob, f->routed_scaling_factor);
 }
 
-static void routed(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates)
+/* What the products of a layer's experts take: of the routed ones, and of the shared one. */
+typedef struct expert_products {
+    bl_cuda_expert_product up, down;
+    bl_cuda_product shared_up[2], shared_down;
+} expert_products;
+
+static void describe_routed(expert_products *e, const bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x)
 {
-    const bl_config *f = &c->config;
-    const int64_t k = f->num_experts_per_tok, E = c->shard.experts.count, inter = f->moe_intermediate_size, D = hidden(c), T = p->tokens;
+    const int64_t k = c->config.num_experts_per_tok, E = c->shard.experts.count, T = p->tokens;
+    const int64_t inter = c->config.moe_intermediate_size, D = hidden(c);
     const bl_expert *first = &l->experts[0];
     const bool many = bl_cuda_many_experts(T, first->w1.kind, inter, D) && bl_cuda_many_experts(T, first->w2.kind, D, inter);
-    if (!c->sorted) bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, E, many);
-    bl_cuda_expert_product up = {.experts = c->experts + (l->index - c->shard.layers.first) * E, .groups = &c->groups,
-                                 .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2,
-                                 .x = cuda_quantised(&first->w1) ? c->x_rounded : x,
-                                 .by_token = true, .y = {c->gate, c->up}, .T = T, .k = k, .E = E, .many = many,
-                                 .grouped = c->out}; /* free until the products' results */
-    bl_cuda_multiply_experts(c->stream, &up);
-    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, inter, f->swiglu_limit, cuda_quantised(&first->w2),
-                   many);
-    bl_cuda_expert_product down = up;
-    down.kind = first->w2.kind;
-    down.rows = D;
-    down.cols = inter;
-    down.which[0] = 2;
-    down.count = 1;
-    down.x = c->act;
-    down.by_token = false;
-    down.y[0] = c->out;
-    bl_cuda_multiply_experts(c->stream, &down);
+    e->up = (bl_cuda_expert_product){.experts = c->experts + (l->index - c->shard.layers.first) * E, .groups = &c->groups,
+                                     .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2,
+                                     .x = cuda_quantised(&first->w1) ? c->x_rounded : x, .by_token = true, .y = {c->gate, c->up}, .T = T,
+                                     .k = k, .E = E, .many = many, .grouped = c->out, /* free until the products' results */
+                                     .spare = ((int)T + 1) / 2 /* for the mixing, two tokens on each */};
+    e->down = e->up;
+    e->down.kind = first->w2.kind;
+    e->down.rows = D;
+    e->down.cols = inter;
+    e->down.which[0] = 2;
+    e->down.count = 1;
+    e->down.x = c->act;
+    e->down.by_token = false;
+    e->down.y[0] = c->out;
+    e->down.again = true;
+}
+
+/* Its rows lie behind those of the slots. */
+static void describe_shared(expert_products *e, bl_cuda *c, bl_cuda_stream s, const bl_pass *p, const bl_layer *l, const uint16_t *x)
+{
+    const int64_t at = p->tokens * c->config.num_experts_per_tok * c->config.moe_intermediate_size;
+    const uint16_t *act = c->act + at;
+    e->shared_up[0] = bl_cuda_product_of(c, s, &l->shared.w1, x, c->x_rounded, p->tokens, c->gate + at, NULL);
+    e->shared_up[1] = bl_cuda_product_of(c, s, &l->shared.w3, x, c->x_rounded, p->tokens, c->up + at, NULL);
+    e->shared_down = bl_cuda_product_of(c, s, &l->shared.w2, act, act, p->tokens, c->shared_out, NULL);
+}
+
+/* The shared expert's products in the launches of the routed ones, if all of them can be. */
+static bool join_products(expert_products *e, const bl_layer *l)
+{
+    if (cuda_quantised(&l->shared.w2) != cuda_quantised(&l->experts[0].w2) || !bl_cuda_joins_experts(&e->up, &e->shared_up[0]) ||
+        !bl_cuda_joins_experts(&e->up, &e->shared_up[1]) || !bl_cuda_joins_experts(&e->down, &e->shared_down))
+        return false;
+    e->up.shared = e->shared_up;
+    e->up.shared_count = 2;
+    e->down.shared = &e->shared_down;
+    e->down.shared_count = 1;
+    return true;
 }
 
 /* Beside the routed ones. */
-static void shared(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x)
+static void shared_beside(bl_cuda *c, const bl_pass *p, const bl_layer *l, const expert_products *e)
 {
-    const bl_config *f = &c->config;
-    const bl_expert *e = &l->shared;
-    const int64_t inter = f->moe_intermediate_size;
-    bl_cuda_linear_on(c, c->side, &e->w1, x, c->x_rounded, p->tokens, c->shared_gate, NULL);
-    bl_cuda_linear_on(c, c->side, &e->w3, x, c->x_rounded, p->tokens, c->shared_up, NULL);
-    bl_cuda_swiglu(c->side, c->shared_act, c->shared_gate, c->shared_up, NULL, p->tokens, inter, f->swiglu_limit, cuda_quantised(&e->w2),
+    const int64_t T = p->tokens, inter = c->config.moe_intermediate_size, at = T * c->config.num_experts_per_tok * inter;
+    bl_cuda_multiply(c->side, &e->shared_up[0]);
+    bl_cuda_multiply(c->side, &e->shared_up[1]);
+    bl_cuda_swiglu(c->side, c->act + at, c->gate + at, c->up + at, NULL, 0, T, inter, c->config.swiglu_limit, cuda_quantised(&l->shared.w2),
                    false);
-    bl_cuda_linear_on(c, c->side, &e->w2, c->shared_act, c->shared_act, p->tokens, c->shared_out, NULL);
+    bl_cuda_multiply(c->side, &e->shared_down);
 }
 
 static void experts(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, const int32_t *ids, const float *gates,
                     float *partial)
 {
     bl_cuda *c = cuda_of(b);
-    if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, hidden(c), p->tokens, hidden(c));
-    bl_cuda_fork(c);
-    if (c->shard.shared) shared(c, p, l, x);
-    routed(c, p, l, x, ids, gates);
-    bl_cuda_join(c);
+    const int64_t T = p->tokens, k = c->config.num_experts_per_tok, inter = c->config.moe_intermediate_size;
+    expert_products e;
+    bool together = false;
+    if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, hidden(c), T, hidden(c));
+    describe_routed(&e, c, p, l, x);
+    if (c->shard.shared) {
+        describe_shared(&e, c, c->side, p, l, x);
+        together = join_products(&e, l);
+        if (!together) {
+            bl_cuda_fork(c);
+            shared_beside(c, p, l, &e);
+        }
+    }
+    if (!c->sorted) bl_cuda_sort(c->stream, &c->groups, ids, gates, T, k, c->shard.experts.first, c->shard.experts.count, e.up.many);
+    bl_cuda_multiply_experts(c->stream, &e.up);
+    bl_cuda_swiglu(c->stream, c->act, c->gate, c->up, c->groups.gate, T * k, T * k + (together ? T : 0), inter, c->config.swiglu_limit,
+                   cuda_quantised(&l->experts[0].w2), e.up.many);
+    bl_cuda_multiply_experts(c->stream, &e.down);
     const uint16_t *beside = c->shard.shared ? c->shared_out : NULL;
-    const int64_t k = c->config.num_experts_per_tok;
     bl_cuda_put_off_sum(c, partial, !p->plain);
     c->later.advance.out = c->out;
     c->later.advance.shared = beside;
     c->later.advance.slot_of = c->groups.slot_of;
     c->later.advance.k = (int)k;
-    if (!p->plain) bl_cuda_sum_experts(c->stream, partial, c->out, c->groups.slot_of, beside, p->tokens, k, hidden(c));
+    if (p->plain) return;
+    bl_cuda_join(c);
+    bl_cuda_sum_experts(c->stream, partial, c->out, c->groups.slot_of, beside, T, k, hidden(c));
 }
 
 /* ---- Engram */

@@ -21,10 +21,19 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
     const bl_config *f = &c->config;
     const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
     if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
-    bl_cuda_fork(c); /* window rows beside the queries, until attention needs them */
-    bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+    if (T <= BL_CUDA_FEW) {
+        const bl_cuda_product down = bl_cuda_product_of(c, c->stream, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+        const bl_cuda_product kv_down = bl_cuda_product_of(c, c->stream, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+        bl_cuda_multiply_two(c->stream, &down, &kv_down);
+        bl_cuda_fork(c);
+    } else {
+        bl_cuda_fork(c);
+        bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+        bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+    }
     bl_cuda_window_rows(c->side, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), T, d, R, f->rms_norm_eps);
-    bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+    bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
+    bl_cuda_start_mixing(c, p);
     bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
     bl_cuda_linear(c, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
     bl_cuda_rope(c->stream, q, rotation(c, l), T, c->shard.heads.count, d, R);
@@ -79,7 +88,7 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     (void)p;
-    bl_cuda_join(c);
+    bl_cuda_await(c);
     const bl_cuda_attention a = {.t = &c->tables, .q = q, .kv = kv, .selected = l->ratio > 0 ? selected : NULL, .sink = l->sink.codes,
                                  .rotation = rotation(c, l), .o = o, .heads = c->shard.heads.count, .d = f->head_dim,
                                  .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
@@ -91,9 +100,10 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
 
 static void store_window(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint8_t *kv)
 {
-    const bl_cuda *c = cuda_of(b);
+    bl_cuda *c = cuda_of(b);
     (void)p;
-    bl_cuda_store_window(c->stream, &c->tables, kv, c->config.head_dim, bl_ring_rows(&c->config), ring_offset(c, l));
+    bl_cuda_fork(c); /* nothing waits for it but the next pass */
+    bl_cuda_store_window(c->side, &c->tables, kv, c->config.head_dim, bl_ring_rows(&c->config), ring_offset(c, l));
 }
 
 static void project_out(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *o, float *partial)

@@ -98,6 +98,12 @@ static bl_matrix on_gpu(const bl_matrix *m)
     return g;
 }
 
+bl_matrix gpu_weight(check *c, bl_weight_kind kind, int64_t rows, int64_t cols)
+{
+    const bl_matrix m = random_matrix(c, kind, rows, cols);
+    return on_gpu(&m);
+}
+
 /* Row r decoded, bf16 (codes times scale are exact) or float32. */
 static float model(const bl_matrix *m, int64_t r, const uint16_t *x, uint16_t *row)
 {
@@ -196,6 +202,7 @@ static void check_products(check *c)
         check_product(c, (bl_weight_kind)k, 392, 64 * (1 + check_below(c, 12)), 260, 32, 832);
     }
     check_product(c, BL_W_FP8, 40, 512, 600, 64, 512);
+    check_product(c, BL_W_FP8, 35, 8192, 8, 0, 8192); /* sums of one round fill the room of two */
     check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 
@@ -207,7 +214,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(check *c);
     } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"drawing", check_cuda_sample}, {"index", check_cuda_index},
-                    {"attention", check_cuda_attention}, {"many", check_cuda_many}};
+                    {"attention", check_cuda_attention}, {"many", check_cuda_many}, {"few", check_cuda_few}};
     const uint64_t seed = argc >= 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
     const char *only = argc == 2 ? argv[1] : argc == 4 ? argv[3] : NULL;
     int n = 0;

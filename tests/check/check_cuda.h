@@ -16,6 +16,10 @@ void gpu_case_end(void);
 uint16_t *random_row(check *c, int64_t n, float scale);
 float *random_floats(check *c, int64_t n, float scale);
 
+/* A weight of random codes in device memory. */
+bl_matrix gpu_weight(check *c, bl_weight_kind kind, int64_t rows, int64_t cols);
+
+void check_cuda_few(check *c);
 void check_cuda_rows(check *c);
 void check_cuda_index(check *c);
 void check_cuda_attention(check *c);
