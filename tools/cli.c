@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -18,12 +19,25 @@ static void raise_file_limit(void)
     }
 }
 
+/* Only what is safe in a handler; nothing can go on. */
+static void on_bus_error(int sig)
+{
+    static const char what[] = ": a mapped file was cut short while it was in use, or its disk fails\n";
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    (void)sig;
+    while (atomic_flag_test_and_set(&told)) pause(); /* threads fail together */
+    (void)!write(2, program_invocation_short_name, strlen(program_invocation_short_name));
+    (void)!write(2, what, sizeof what - 1);
+    _exit(4);
+}
+
 void cli_begin(void)
 {
     for (int fd = 0; fd <= 2; fd++) /* open takes the lowest number that is free; each is opened for what nobody does with it */
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) continue;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
+    signal(SIGBUS, on_bus_error);
     raise_file_limit();
 }
 

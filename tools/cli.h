@@ -13,7 +13,8 @@
 int cli_report(const char *program, bl_status s, const bl_error *err);
 /* The first thing a program does. Lets it open as many files as the system allows: checkpoints have hundreds of shards, a server has
  * connections. A reader that goes away and a limit on sizes are errors of writing, not signals that kill. Standard streams that were
- * closed are taken, so that no file gets their numbers and with them what is printed; writing to them fails still. */
+ * closed are taken, so that no file gets their numbers and with them what is printed; writing to them fails still. A mapped file that
+ * another process cuts short ends the program with one line and status 4. */
 void cli_begin(void);
 /* The last: flush stdout; a failure (full disk, closed pipe) is one line and status 4, else returns status. */
 int cli_finish(const char *program, int status);

@@ -98,3 +98,13 @@ def test_the_folder_goes_away_while_it_is_served(demo_packed, tmp_path):
             before = s.chat("What is 23 plus 14?")["choices"][0]["message"]["content"]
             shutil.rmtree(tmp_path / "m")
             assert s.chat("What is 23 plus 14?")["choices"][0]["message"]["content"] == before and s.alive()
+
+
+def test_a_file_is_cut_short_while_it_is_served(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "m")
+    with Server("baleend", tmp_path / "m", "--access", "mmap") as s:
+        for file in (tmp_path / "m").glob("*.safetensors"):
+            os.truncate(file, 1000)
+        with pytest.raises(OSError):
+            s.complete("hello", max_tokens=2)
+        assert s.wait() == 4 and len(s.err) == 1 and "was cut short" in s.err[0], s.err
