@@ -4,7 +4,8 @@
 namespace bl {
 
 enum { THREADS = 256, SORT_THREADS = BL_CUDA_SORT_CHUNK, LIST = 4096 /* choices looked at together */,
-       FEW_CHOICES = 512 /* sorted by one block */, FEW_TOKENS = 8, FEW_KEYS = 12 << 10 /* in shared memory */ };
+       FEW_CHOICES = 512 /* sorted by one block */, FEW_TOKENS = 8,
+       FEW_KEYS = 11 << 10 /* in shared memory, beside the lists: 48 KiB in all */ };
 
 /* A score as a key that orders as it does; NaN as the least number. 0: taken. */
 __device__ __forceinline__ uint32_t choice_key(float score)

@@ -1,4 +1,5 @@
 /* The CUDA backend's host side on a runtime that only records: memory, weights, launches, graphs, and every failure there is. */
+#include "kernels/cuda/cuda.h"
 #include "runtime/model.h"
 #include "tests/stub/cudart.h"
 
@@ -213,6 +214,15 @@ static void test_tables(void **state)
     }
 }
 
+/* What the kernel for a few tokens keeps in shared memory fits without being asked for. */
+static void test_routes_of_few_fit(void **state)
+{
+    for (int64_t T = 1; T <= 16; T++)
+        for (int64_t E = 1; E <= 8192; E++)
+            if (bl_cuda_routes_few(T, E, 1)) assert_true((T * E + 2 * 8 * BL_CUDA_MAX_CHOICES) * 4 <= 48 << 10);
+    assert_true(bl_cuda_routes_few(8, 384, 6));
+}
+
 /* ---- failures */
 
 /* Open, one prompt, three steps: as far as it gets. */
@@ -323,7 +333,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_one_launch_and_one_wait),
+        cmocka_unit_test(test_one_launch_and_one_wait), cmocka_unit_test(test_routes_of_few_fit),
         cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail),   cmocka_unit_test(test_half_a_pass_lasts),
         cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
     };
