@@ -14,18 +14,29 @@ BL_MATH_FN float bl_sampling_weight(float logit, float max, float temperature)
     return logit != logit ? 0.0f : bl_exp((logit - max) / temperature);
 }
 
-/* What a weight of 1 counts when there are n: n of them are less than 2^63. */
-BL_MATH_FN double bl_sampling_one(int64_t n)
+/* A weight of 1 counts 2^scale when there are n: n of them are less than 2^63. */
+BL_MATH_FN int bl_sampling_scale(int64_t n)
 {
-    double one = 0x1p+62;
-    for (int64_t most = 1; most < n; most *= 2) one *= 0.5;
-    return one;
+    int scale = 62;
+    for (int64_t most = 1; most < n; most *= 2) scale--;
+    return scale;
 }
 
-/* A weight as a whole number; `one` as above. */
-BL_MATH_FN uint64_t bl_sampling_units(float weight, double one)
+/* A weight of 0 to 1 times 2^scale, rounded down, in the form piece << shift: 24 bits, and what all weights of an exponent share. */
+BL_MATH_FN uint32_t bl_sampling_piece(float weight, int scale, int *shift)
 {
-    return (uint64_t)((double)weight * one);
+    const uint32_t u = bl_float_bits(weight), e = u >> 23, m = u & 0x7fffff;
+    const uint32_t mantissa = e ? m | 0x800000 : m;
+    const int up = (e ? (int)e : 1) - 150 + scale;
+    *shift = up > 0 ? up : 0;
+    return up >= 0 ? mantissa : up > -24 ? mantissa >> -up : 0;
+}
+
+BL_MATH_FN uint64_t bl_sampling_units(float weight, int scale)
+{
+    int shift;
+    const uint64_t piece = bl_sampling_piece(weight, scale, &shift);
+    return piece << shift;
 }
 
 /* The share p of total: what the most likely tokens must reach together. */

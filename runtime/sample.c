@@ -98,12 +98,12 @@ int bl_top_logits(const float *logits, int n, int k, int32_t *ids)
 }
 
 /* The ids that are not after last in order of falling weight; last < 0: all. Units of the kept add up to total. One draw among them. */
-static int draw(const float *w, int n, int32_t last, uint64_t total, double one, uint64_t bits)
+static int draw(const float *w, int n, int32_t last, uint64_t total, int scale, uint64_t bits)
 {
     uint64_t target = bl_sampling_target(bits, total), sum = 0;
     int id = -1;
     for (int i = 0; i < n && sum <= target; i++) {
-        const uint64_t units = bl_sampling_units(w[i], one);
+        const uint64_t units = bl_sampling_units(w[i], scale);
         if (units == 0 || (last >= 0 && i != last && !before(w, i, last)))
             continue;
         sum += units;
@@ -114,7 +114,7 @@ static int draw(const float *w, int n, int32_t last, uint64_t total, double one,
 
 /* The last of the tokens that the filters leave, in order of falling weight, and their units. Each filter keeps a beginning of that
  * order, so the heap is popped only as far as needed; what was popped lies at its end, the heaviest last. */
-static int32_t filter(const float *w, int n, uint64_t *total, double one, const bl_sampling *s, int32_t *heap)
+static int32_t filter(const float *w, int n, uint64_t *total, int scale, const bl_sampling *s, int32_t *heap)
 {
     int count = 0;
     for (int i = 0; i < n; i++)
@@ -126,7 +126,7 @@ static int32_t filter(const float *w, int n, uint64_t *total, double one, const 
     int limit = top_k ? s->top_k : count, popped = 0, kept = 0;
     if (top_k) /* top-p is a share of what top-k leaves */
         for (*total = 0; popped < limit; popped++)
-            *total += bl_sampling_units(w[pop(w, heap, count - popped)], one);
+            *total += bl_sampling_units(w[pop(w, heap, count - popped)], scale);
     const uint64_t need = bl_sampling_share(s->top_p, *total);
     uint64_t sum = 0;
     int32_t last = -1;
@@ -134,7 +134,7 @@ static int32_t filter(const float *w, int n, uint64_t *total, double one, const 
         int32_t id = kept < popped ? heap[count - 1 - kept] : pop(w, heap, count - kept);
         if (kept > 0 && w[id] < s->min_p) /* the heaviest weighs 1 */
             break;
-        sum += bl_sampling_units(w[id], one);
+        sum += bl_sampling_units(w[id], scale);
         last = id;
         kept++;
         if (s->top_p < 1 && sum >= need)
@@ -149,16 +149,16 @@ int bl_sample(const float *logits, int n, const bl_sampling *s, uint64_t positio
     int token = largest(logits, n);
     if (token >= 0 && s->temperature >= BL_GREEDY_BELOW) {
         float max = logits[token], *w = scratch;
-        const double one = bl_sampling_one(n);
+        const int scale = bl_sampling_scale(n);
         uint64_t total = 0;
         for (int i = 0; i < n; i++) {
             w[i] = bl_sampling_weight(logits[i], max, s->temperature);
-            total += bl_sampling_units(w[i], one);
+            total += bl_sampling_units(w[i], scale);
         }
         int32_t last = -1;
         if (s->top_k > 0 || s->top_p < 1 || s->min_p > 0)
-            last = filter(w, n, &total, one, s, (int32_t *)scratch + n);
-        token = draw(w, n, last, total, one, bl_sampling_bits(s->seed, position));
+            last = filter(w, n, &total, scale, s, (int32_t *)scratch + n);
+        token = draw(w, n, last, total, scale, bl_sampling_bits(s->seed, position));
         if (logprob)
             *logprob = bl_logprob(logits, n, s->temperature, token);
     } else if (token >= 0 && logprob) {

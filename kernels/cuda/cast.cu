@@ -1,9 +1,10 @@
-/* Weights to bf16: a thread has 8 columns of eight rows, whose loads are under way together and whose stores lie side by side. */
+/* Weights to bf16: eight codes of a thread at a time, so that what a warp stores lies side by side. Blocks are short and their stores
+ * leave the cache early: memory is busiest then. */
 #include "kernels/cuda/device.cuh"
 
 namespace bl {
 
-enum { THREADS = 128, EACH = 8, ROWS = 8 };
+enum { THREADS = 128, EACH = 8, ROWS = 4, FLAT = 1024 /* threads */, WORDS = 2 /* of a thread: eight fp4 codes each */ };
 
 __global__ void __launch_bounds__(THREADS) cast_fp8_kernel(uint16_t *y, const uint8_t *codes, const uint8_t *scale, int64_t rows, int cols)
 {
@@ -21,24 +22,23 @@ __global__ void __launch_bounds__(THREADS) cast_fp8_kernel(uint16_t *y, const ui
     }
 }
 
-__global__ void __launch_bounds__(THREADS) cast_fp4_kernel(uint16_t *y, const uint8_t *codes, const uint8_t *scale, int64_t rows, int cols)
+/* A scale has 32 codes that follow one another: rows do not matter. */
+__global__ void __launch_bounds__(FLAT) cast_fp4_kernel(uint4 *y, const uint32_t *codes, const uint8_t *scale, int64_t words)
 {
-    const int col = EACH * (blockIdx.x * THREADS + threadIdx.x);
-    const int64_t row = (int64_t)blockIdx.y * ROWS;
-    uint32_t v[ROWS];
-    uint8_t s[ROWS];
-    if (col >= cols) return;
+    const int64_t first = (int64_t)blockIdx.x * FLAT * WORDS + threadIdx.x;
+    uint32_t v[WORDS];
+    uint8_t s[WORDS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const bool there = row + r < rows;
-        v[r] = there ? __ldg((const uint32_t *)(codes + ((row + r) * cols + col) / 2)) : 0;
-        s[r] = there ? __ldg(scale + (row + r) * (cols / 32) + col / 32) : 0;
+    for (int i = 0; i < WORDS; i++) {
+        const int64_t at = first + i * FLAT < words ? first + i * FLAT : 0;
+        v[i] = __ldcs(codes + at);
+        s[i] = __ldg(scale + at / 4);
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const uint32_t by = scale_bf16x2(s[r]);
-        const uint2 a = decode_fp4(v[r], by), b = decode_fp4(v[r] >> 16, by);
-        if (row + r < rows) *(uint4 *)(y + (row + r) * cols + col) = make_uint4(a.x, a.y, b.x, b.y);
+    for (int i = 0; i < WORDS; i++) {
+        const uint32_t by = scale_bf16x2(s[i]);
+        const uint2 a = decode_fp4(v[i], by), b = decode_fp4(v[i] >> 16, by);
+        if (first + i * FLAT < words) __stcs(y + first + i * FLAT, make_uint4(a.x, a.y, b.x, b.y));
     }
 }
 
@@ -49,13 +49,18 @@ using namespace bl;
 void bl_cuda_cast(bl_cuda_stream s, uint16_t *y, const bl_matrix *w, int64_t row, int64_t rows)
 {
     const uint8_t *codes = (const uint8_t *)w->codes;
+    if (rows <= 0) return;
+    if (w->kind == BL_W_FP4) {
+        const int64_t words = rows * (w->cols / EACH);
+        cast_fp4_kernel<<<blocks_of(words, FLAT * WORDS), FLAT, 0, s>>>((uint4 *)y, (const uint32_t *)(codes + row * w->cols / 2),
+                                                                        w->scale + row * (w->cols / 32), words);
+        return;
+    }
     const int64_t most = 65535 * ROWS / 32 * 32; /* of a grid; whole blocks of 32 */
     for (int64_t at = 0; at < rows; at += most) {
         const int64_t n = rows - at < most ? rows - at : most, from = row + at;
         const dim3 grid((unsigned)((w->cols / EACH + THREADS - 1) / THREADS), (unsigned)((n + ROWS - 1) / ROWS));
-        uint16_t *to = y + at * w->cols;
-        if (w->kind == BL_W_FP8)
-            cast_fp8_kernel<<<grid, THREADS, 0, s>>>(to, codes + from * w->cols, w->scale + from / 32 * (w->cols / 32), n, (int)w->cols);
-        else cast_fp4_kernel<<<grid, THREADS, 0, s>>>(to, codes + from * w->cols / 2, w->scale + from * (w->cols / 32), n, (int)w->cols);
+        cast_fp8_kernel<<<grid, THREADS, 0, s>>>(y + at * w->cols, codes + from * w->cols, w->scale + from / 32 * (w->cols / 32), n,
+                                                 (int)w->cols);
     }
 }

@@ -30,10 +30,12 @@ enum {
     BL_CUDA_MAX_CHOICES = 32, /* experts of a token */
     BL_CUDA_MAX_CHOSEN = 65535, /* ... of all tokens together: a grid's second dimension */
     BL_CUDA_MAX_RANK = 16384, /* of the query's projection: a row in shared memory */
+    BL_CUDA_MAX_DRAWN = 1 << 23, /* logits that a token is drawn from */
     BL_CUDA_ATTEND_TOKENS = 512, /* whose scores are in scratch together */
     BL_CUDA_SORT_CHUNK = 1024, /* choices that a block sorts */
     BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */
     BL_CUDA_FEW = 8,          /* tokens up to which products are those of few.cu */
+    BL_CUDA_MIX_MANY = 1024, /* tokens from which mixing reads its streams once */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
 
@@ -96,9 +98,19 @@ void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t
 void bl_cuda_embed(bl_cuda_stream s, uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t T,
                    int64_t D);
 void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *x, int64_t T, int64_t D);
-/* parts: of multiply_parts for the mixing's fn and H. */
-void bl_cuda_mix(bl_cuda_stream s, float *pre, float *post, float *comb, const float *parts, const uint16_t *H, const float *scale3,
-                 const float *base24, int64_t T, int64_t D, float eps_rms, float eps, int iters);
+/* Coefficients of a sublayer's mixing from its streams. */
+typedef struct bl_cuda_mixing {
+    const float *fn, *scale3, *base24; /* fn [24, 4 D] */
+    const uint16_t *H;                 /* [T, 4, D] */
+    const float *parts;                /* of multiply_parts for fn and H */
+    float *pre, *post, *comb;          /* [T, 4], [T, 4], [T, 4, 4] */
+    int64_t T, D;
+    float eps_rms, eps;
+    int iters; /* of Sinkhorn */
+} bl_cuda_mixing;
+void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m);
+/* The same without parts, reading the streams once; false, having started nothing, for fewer tokens than BL_CUDA_MIX_MANY. */
+bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m);
 /* x[i] = rmsnorm(collapse(token tokens[i], or i when tokens is NULL)); rounded (may be NULL) its fp8 rounding. */
 void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
                       const int64_t *tokens, int64_t n, int64_t D, float eps);
@@ -267,7 +279,8 @@ typedef struct bl_cuda_drawn {
     int32_t token; /* -1: no logit is a number. Rows that are not drawn from: the largest */
     int32_t nans;  /* logits that are none */
 } bl_cuda_drawn;
-/* A token for each row of logits [rows, n], as runtime/sample.c draws it; the logits of drawn rows are used up. */
+/* A token for each row of logits [rows, n], as runtime/sample.c draws it; the logits of drawn rows may be used up.
+ * n <= BL_CUDA_MAX_DRAWN. */
 void bl_cuda_sample(bl_cuda_stream s, bl_cuda_drawn *drawn, float *logits, const bl_cuda_draw *draws, int64_t rows, int64_t n);
 
 #ifdef __cplusplus

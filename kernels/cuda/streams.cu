@@ -1,11 +1,11 @@
 /* Residual streams, norms, roundings, Engram: a block for each row. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/copies.cuh"
 
 namespace bl {
 
 enum {
-    THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MOST_PARTS = 8 /* blocks of a cluster */, MIX = S * (2 + S),
-    PART = BL_DOT_SEGMENT
+    THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MOST_PARTS = 8 /* blocks of a cluster */,
+    MANY = 256 /* tokens from which each is a block's */
 };
 
 __global__ void embed_kernel(uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t D)
@@ -26,114 +26,87 @@ __global__ void fan_out_kernel(uint16_t *H, float *pre, const uint16_t *x, int64
     if (threadIdx.x < S) pre[t * S + threadIdx.x] = threadIdx.x == 0;
 }
 
-/* ---- mixing: see ops_streams.c. One thread for each of the 16 elements of comb. */
+/* Four neighbours of a row of bf16. */
+struct four {
+    float v[4];
+};
 
-__device__ __forceinline__ float sum_row(float c)
+__device__ __forceinline__ four unpack_four(uint2 w)
 {
-    const int base = threadIdx.x & 12;
-    return ((__shfl_sync(0xffff, c, base) + __shfl_sync(0xffff, c, base + 1)) + __shfl_sync(0xffff, c, base + 2)) +
-           __shfl_sync(0xffff, c, base + 3);
+    return {{__uint_as_float(w.x << 16), __uint_as_float(w.x & 0xffff0000), __uint_as_float(w.y << 16), __uint_as_float(w.y & 0xffff0000)}};
 }
 
-__device__ __forceinline__ float sum_column(float c)
+__device__ __forceinline__ four load_four(const uint16_t *p)
 {
-    const int base = threadIdx.x & 3;
-    return ((__shfl_sync(0xffff, c, base) + __shfl_sync(0xffff, c, base + 4)) + __shfl_sync(0xffff, c, base + 8)) +
-           __shfl_sync(0xffff, c, base + 12);
+    return unpack_four(*(const uint2 *)p);
 }
 
-__device__ __forceinline__ float sinkhorn(float c, float eps, int iters)
+__device__ __forceinline__ uint2 pack_four(const float v[4])
 {
-    float most = __shfl_sync(0xffff, c, threadIdx.x & 12);
-    for (int k = 1; k < S; k++) {
-        const float x = __shfl_sync(0xffff, c, (threadIdx.x & 12) + k);
-        if (x > most) most = x;
-    }
-    c = bl_exp(c - most);
-    c = c / sum_row(c) + eps;
-    c = c / (sum_column(c) + eps);
-    for (int i = 1; i < iters; i++) {
-        c = c / (sum_row(c) + eps);
-        c = c / (sum_column(c) + eps);
-    }
-    return c;
+    return make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
-__global__ void __launch_bounds__(WIDE) mix_kernel(float *pre, float *post, float *comb, const float *parts, const uint16_t *H,
-                                                      const float *scale3, const float *base24, int64_t T, int64_t D, float eps_rms,
-                                                      float eps, int iters)
+/* The fp8 rounding of four of a group of 32 bf16, whose others the eight neighbouring lanes have: all of them here. */
+__device__ __forceinline__ uint2 round_four(uint2 x)
 {
-    __shared__ float sums[ROW_SUMS], dots[MIX], part[BL_CUDA_MAX_ROW / 2 / PART][MIX];
-    const int64_t t = blockIdx.x, n = S * D;
-    const uint16_t *h = H + t * n;
-    const int segments = (int)((n + PART - 1) / PART);
-    for (int i = threadIdx.x; i < segments * MIX; i += blockDim.x) part[i / MIX][i % MIX] = parts[(i / MIX * T + t) * MIX + i % MIX];
-    __syncthreads();
-    if (threadIdx.x < MIX) {
-        float m = 0;
-#pragma unroll 8
-        for (int k = 0; k < segments; k++) m += part[k][threadIdx.x];
-        dots[threadIdx.x] = m;
-    }
-    const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); });
-    const float r = bl_rsqrt(sum / (float)n + eps_rms);
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        comb[t * 16 + i] = sinkhorn(dots[2 * S + i] * r * scale3[2] + base24[2 * S + i], eps, iters);
-    } else if (threadIdx.x >= WARP && threadIdx.x < WARP + S) {
-        const int j = threadIdx.x - WARP;
-        pre[t * S + j] = bl_sigmoid(dots[j] * r * scale3[0] + base24[j]) + eps;
-        post[t * S + j] = 2.0f * bl_sigmoid(dots[S + j] * r * scale3[1] + base24[S + j]);
-    }
+    const unsigned group = 0xffu << threadIdx.x % WARP / 8 * 8;
+    uint32_t most = __vmaxu2(x.x & 0x7fff7fff, x.y & 0x7fff7fff);
+    for (int m = 4; m; m /= 2) most = __vmaxu2(most, __shfl_xor_sync(group, most, m));
+    most = (most & 0xffff) > most >> 16 ? most & 0xffff : most >> 16;
+    const uint8_t scale = scale_of(most, 1e-4f, 1.0f / 448.0f);
+    if (scale == 255) return make_uint2(0x7fc07fc0, 0x7fc07fc0);
+    const float inverse = e8m0(254 - scale); /* exact: a power of two */
+    const four v = unpack_four(x);
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v.v[1] * inverse), "f"(v.v[0] * inverse));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v.v[3] * inverse), "f"(v.v[2] * inverse));
+    return decode_fp8(low | (uint32_t)high << 16, scale_bf16x2(scale));
 }
 
-/* y = rmsnorm of the n values in row (shared), and their fp8 rounding. Ends without a barrier. */
+/* Four columns of y = w * (x * r), and their fp8 rounding (rounded NULL: none). */
+__device__ __forceinline__ void norm_four(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, float r)
+{
+    const four from = load_four(x), by = load_four(w);
+    float v[4];
+    for (int e = 0; e < 4; e++) v[e] = by.v[e] * (from.v[e] * r);
+    const uint2 z = pack_four(v);
+    *(uint2 *)y = z;
+    if (rounded) *(uint2 *)rounded = round_four(z);
+}
+
+/* y = rmsnorm of the n values in row (shared), and their fp8 rounding (NULL: none). Ends without a barrier. */
 __device__ __forceinline__ void norm_row(uint16_t *y, uint16_t *rounded, const uint16_t *row, const uint16_t *w, int64_t n, float eps,
                                          float *sums)
 {
     const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(row[i]), from_bf16(row[i]), v); });
     const float r = bl_rsqrt(sum / (float)n + eps);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) { /* n is a multiple of 32: whole warps */
-        const uint16_t v = to_bf16(from_bf16(w[i]) * (from_bf16(row[i]) * r));
-        y[i] = v;
-        if (rounded) rounded[i] = rounded_fp8(v);
-    }
+    for (int64_t i = 4 * threadIdx.x; i < n; i += 4 * blockDim.x) norm_four(y + i, rounded ? rounded + i : NULL, row + i, w + i, r);
 }
 
-__global__ void __launch_bounds__(WIDE) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
-                                                           const uint16_t *norm, const int64_t *tokens, int64_t D, float eps)
+enum { COLLAPSE = 640 /* threads: four columns of 2560 at a time */ };
+
+__global__ void __launch_bounds__(COLLAPSE) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
+                                                            const uint16_t *norm, const int64_t *tokens, int64_t D, float eps)
 {
-    extern __shared__ uint16_t row[];
+    extern __shared__ __align__(16) uint16_t row[];
     __shared__ float sums[ROW_SUMS];
     const int64_t i = blockIdx.x, t = tokens ? tokens[i] : i;
     start_next();
     const uint16_t *h = H + t * S * D;
     float p[S];
     for (int j = 0; j < S; j++) p[j] = pre[t * S + j];
-#pragma unroll 4
-    for (int64_t k = threadIdx.x; k < D; k += blockDim.x) {
-        float v = p[0] * from_bf16(h[k]);
-        for (int j = 1; j < S; j++) v = fmaf(p[j], from_bf16(h[j * D + k]), v);
-        row[k] = to_bf16(v);
+#pragma unroll 2
+    for (int64_t k = 4 * threadIdx.x; k < D; k += 4 * COLLAPSE) {
+        four from[S], v;
+        for (int j = 0; j < S; j++) from[j] = load_four(h + j * D + k);
+        for (int e = 0; e < 4; e++) {
+            v.v[e] = p[0] * from[0].v[e];
+            for (int j = 1; j < S; j++) v.v[e] = fmaf(p[j], from[j].v[e], v.v[e]);
+        }
+        *(uint2 *)(row + k) = pack_four(v.v);
     }
     __syncthreads();
     norm_row(x + i * D, rounded ? rounded + i * D : NULL, row, norm, D, eps, sums);
-}
-
-/* Four neighbours of a row of bf16. */
-struct four {
-    float v[4];
-};
-
-__device__ __forceinline__ four load_four(const uint16_t *p)
-{
-    const uint2 w = *(const uint2 *)p;
-    return {{from_bf16((uint16_t)w.x), from_bf16((uint16_t)(w.x >> 16)), from_bf16((uint16_t)w.y), from_bf16((uint16_t)(w.y >> 16))}};
-}
-
-__device__ __forceinline__ uint2 pack_four(const float v[4])
-{
-    return make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
 /* The sublayer's result before rounding: what is there of it already, or the sum of the experts' rows. */
@@ -158,27 +131,36 @@ __device__ __forceinline__ four sublayer_sum(const bl_cuda_advance &a, int64_t t
     return sum;
 }
 
-/* Expands four elements of the streams in place; returns them collapsed. */
+/* Streams `from` of four columns after the sublayer, and their sum weighted by pre. */
+__device__ __forceinline__ uint2 expand_four(uint16_t *h, int64_t D, const four from[S], const four &sum, const float *post,
+                                             const float *comb, const float *pre)
+{
+    const four y = unpack_four(pack_four(sum.v));
+    four collapsed = {{0, 0, 0, 0}};
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+        float v[4];
+        for (int e = 0; e < 4; e++) {
+            v[e] = comb[k] * from[0].v[e];
+            for (int j = 1; j < S; j++) v[e] = fmaf(comb[S * j + k], from[j].v[e], v[e]);
+            v[e] = fmaf(post[k], y.v[e], v[e]);
+        }
+        const uint2 packed = pack_four(v);
+        *(uint2 *)(h + k * D) = packed;
+        const four now = unpack_four(packed);
+        for (int e = 0; e < 4 && pre; e++) collapsed.v[e] = k ? fmaf(pre[k], now.v[e], collapsed.v[e]) : pre[k] * now.v[e];
+    }
+    return pack_four(collapsed.v);
+}
+
+/* Expands four columns of token t from i on; returns them collapsed. */
 __device__ __forceinline__ uint2 expand_and_collapse(const bl_cuda_advance &a, int64_t t, int64_t i)
 {
     uint16_t *h = a.H + t * S * a.D + i;
-    const float *post = a.post + t * S, *comb = a.comb + t * S * S, *pre = a.pre + t * S;
-    four from[S], collapsed = {{0, 0, 0, 0}};
+    four from[S];
 #pragma unroll
     for (int j = 0; j < S; j++) from[j] = load_four(h + j * a.D);
-    const four sum = sublayer_sum(a, t, i);
-#pragma unroll
-    for (int k = 0; k < S; k++) {
-        float now[4];
-        for (int e = 0; e < 4; e++) {
-            float v = comb[k] * from[0].v[e];
-            for (int j = 1; j < S; j++) v = fmaf(comb[S * j + k], from[j].v[e], v);
-            now[e] = from_bf16(to_bf16(fmaf(post[k], from_bf16(to_bf16(sum.v[e])), v)));
-            collapsed.v[e] = k ? fmaf(pre[k], now[e], collapsed.v[e]) : pre[k] * now[e];
-        }
-        *(uint2 *)(h + k * a.D) = pack_four(now);
-    }
-    return pack_four(collapsed.v);
+    return expand_four(h, a.D, from, sublayer_sum(a, t, i), a.post + t * S, a.comb + t * S * S, a.pre + t * S);
 }
 
 /* Expansion after a sublayer, collapse and norm before the next one: a cluster of blocks for each token, 1024 columns a block. */
@@ -207,30 +189,42 @@ __global__ void __launch_bounds__(THREADS) advance_kernel(bl_cuda_advance a)
     cluster_sync(); /* no block ends while others read there */
     float total = 0;
     for (int k = 0; k < segments; k++) total += sums[k];
-    if (i >= a.D) return; /* whole groups of 32 columns */
-    const float r = bl_rsqrt(total / (float)a.D + a.eps);
-    const four x = load_four(row + 4 * threadIdx.x), w = load_four(a.norm + i);
-    uint16_t v[4], rounded[4];
-    unsigned most = 0;
-    for (int e = 0; e < 4; e++) {
-        v[e] = to_bf16(w.v[e] * (x.v[e] * r));
-        most = (v[e] & 0x7fffu) > most ? v[e] & 0x7fffu : most;
+    if (i < a.D) /* whole groups of 32 columns */
+        norm_four(a.x + t * a.D + i, a.rounded + t * a.D + i, row + 4 * threadIdx.x, a.norm + i,
+                  bl_rsqrt(total / (float)a.D + a.eps));
+}
+
+/* The same, a block for each token, whose streams come to shared memory first: many bytes under way in few registers. */
+__global__ void __launch_bounds__(THREADS, 3) advance_many_kernel(bl_cuda_advance a)
+{
+    extern __shared__ __align__(16) uint16_t h[]; /* [S][D]; the collapsed row takes the place of the first stream's */
+    __shared__ float sums[ROW_SUMS], post[S], comb[S * S], pre[S];
+    const int64_t t = blockIdx.x, D = a.D;
+    uint16_t *const out = a.H + t * S * D;
+    for (int64_t i = 8 * threadIdx.x; i < S * D; i += 8 * THREADS) copy_sixteen(shared_at(h + i), out + i, true);
+    copies_end_group();
+    if (threadIdx.x < S * S) comb[threadIdx.x] = a.comb[t * S * S + threadIdx.x];
+    if (threadIdx.x < S) post[threadIdx.x] = a.post[t * S + threadIdx.x], pre[threadIdx.x] = a.pre[t * S + threadIdx.x];
+    int64_t i = 4 * threadIdx.x;
+    four sum = i < D ? sublayer_sum(a, t, i) : four{};
+    copies_wait_for<0>();
+    __syncthreads();
+    for (; i < D; i += 4 * THREADS) {
+        const four next = i + 4 * THREADS < D ? sublayer_sum(a, t, i + 4 * THREADS) : four{};
+        four from[S];
+#pragma unroll
+        for (int j = 0; j < S; j++) from[j] = load_four(h + j * D + i);
+        *(uint2 *)(h + i) = expand_four(out + i, D, from, sum, post, comb, pre);
+        sum = next;
     }
-    const unsigned group = 0xffu << threadIdx.x % WARP / 8 * 8; /* eight lanes have a group */
-    for (int m = 4; m; m /= 2) {
-        const unsigned y = __shfl_xor_sync(group, most, m);
-        most = y > most ? y : most;
-    }
-    const float s = e8m0(scale_of(most, 1e-4f, 1.0f / 448.0f));
-    for (int e = 0; e < 4; e++) rounded[e] = scaled(e4m3(to_e4m3(from_bf16(v[e]) / s)), s);
-    *(uint2 *)(a.x + t * a.D + i) = make_uint2(v[0] | (uint32_t)v[1] << 16, v[2] | (uint32_t)v[3] << 16);
-    *(uint2 *)(a.rounded + t * a.D + i) = make_uint2(rounded[0] | (uint32_t)rounded[1] << 16, rounded[2] | (uint32_t)rounded[3] << 16);
+    __syncthreads();
+    norm_row(a.x + t * D, a.rounded + t * D, h, a.norm, D, a.eps, sums);
 }
 
 __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t n,
                                                           float eps)
 {
-    extern __shared__ uint16_t row[];
+    extern __shared__ __align__(16) uint16_t row[];
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x;
     take_over();
@@ -239,18 +233,15 @@ __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t 
     norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, w, n, eps, sums);
 }
 
-__global__ void expand_kernel(uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t D)
+__global__ void __launch_bounds__(THREADS) expand_kernel(uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t D)
 {
-    const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t t = blockIdx.y, i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (i >= D) return;
-    float h[S];
-    const float v = from_bf16(y[t * D + i]);
-    for (int j = 0; j < S; j++) h[j] = from_bf16(H[(t * S + j) * D + i]);
-    for (int k = 0; k < S; k++) {
-        float sum = comb[t * 16 + k] * h[0];
-        for (int j = 1; j < S; j++) sum = fmaf(comb[t * 16 + S * j + k], h[j], sum);
-        H[(t * S + k) * D + i] = to_bf16(fmaf(post[t * S + k], v, sum));
-    }
+    uint16_t *h = H + t * S * D + i;
+    four from[S];
+#pragma unroll
+    for (int j = 0; j < S; j++) from[j] = load_four(h + j * D);
+    expand_four(h, D, from, load_four(y + t * D + i), post + t * S, comb + t * S * S, NULL);
 }
 
 __global__ void to_bf16_kernel(uint16_t *y, const float *x, int64_t n)
@@ -308,26 +299,25 @@ void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *
     fan_out_kernel<<<(unsigned)T, THREADS, 0, s>>>(H, pre, x, D);
 }
 
-void bl_cuda_mix(bl_cuda_stream s, float *pre, float *post, float *comb, const float *parts, const uint16_t *H, const float *scale3,
-                 const float *base24, int64_t T, int64_t D, float eps_rms, float eps, int iters)
-{
-    mix_kernel<<<(unsigned)T, WIDE, 0, s>>>(pre, post, comb, parts, H, scale3, base24, T, D, eps_rms, eps, iters);
-}
-
 void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
                       const int64_t *tokens, int64_t n, int64_t D, float eps)
 {
-    collapse_kernel<<<(unsigned)n, WIDE, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
+    collapse_kernel<<<(unsigned)n, COLLAPSE, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
 }
 
 void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D)
 {
-    expand_kernel<<<dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, s>>>(H, y, post, comb, D);
+    expand_kernel<<<dim3(blocks_of(D, 4 * THREADS), (unsigned)T), THREADS, 0, s>>>(H, y, post, comb, D);
 }
 
 void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
 {
     const unsigned parts = blocks_of(a->D, 4 * THREADS); /* MOST_PARTS at most: hidden sizes are limited */
+    if (a->T >= MANY) {
+        cudaFuncSetAttribute(advance_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(S * a->D * 2));
+        advance_many_kernel<<<(unsigned)a->T, THREADS, S * a->D * 2, s>>>(*a);
+        return;
+    }
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = parts;

@@ -80,6 +80,7 @@ static bl_status check_shapes(const bl_config *f, bl_error *err)
         {"index_head_dim", f->index_head_dim, BL_CUDA_MAX_INDEX_DIM},
         {"num_experts_per_tok", f->num_experts_per_tok, BL_CUDA_MAX_CHOICES},
         {"q_lora_rank", f->q_lora_rank, BL_CUDA_MAX_RANK},
+        {"vocab_size", f->vocab_size, BL_CUDA_MAX_DRAWN},
         {"hidden_size", f->hidden_size, BL_CUDA_MAX_ROW / BL_HC_MULT / 2},
         {"sliding_window", (int64_t)f->sliding_window + f->index_topk, BL_CUDA_MAX_SLOTS}, /* with index_topk */
         {"n_routed_experts", f->n_routed_experts, 8192},

@@ -51,19 +51,31 @@ static bl_cuda_product mixing_dots(const bl_cuda *c, const bl_pass *p)
     return (bl_cuda_product){.w = *fn, .rows = fn->rows, .x = c->later.streams, .ldx = fn->cols, .tokens = p->tokens};
 }
 
-/* From their parts, beside the sublayer: the coefficients are for the expansion after it. */
-static void finish_mixing(bl_cuda *c, const bl_pass *p)
+static bl_cuda_mixing mixing_args(const bl_cuda *c, const bl_pass *p)
 {
     const bl_config *f = &c->config;
     const bl_mixing *m = c->later.mixing;
-    bl_cuda_mix(c->side, c->later.pre, c->later.post, c->later.comb, c->parts, c->later.streams, m->scale.codes, m->base.codes, p->tokens,
-                hidden(c), f->rms_norm_eps, f->hc_eps, f->hc_sinkhorn_iters);
+    return (bl_cuda_mixing){.fn = m->fn.codes, .scale3 = m->scale.codes, .base24 = m->base.codes, .H = c->later.streams,
+                            .pre = c->later.pre, .post = c->later.post, .comb = c->later.comb, .parts = c->parts, .T = p->tokens,
+                            .D = hidden(c), .eps_rms = f->rms_norm_eps, .eps = f->hc_eps, .iters = f->hc_sinkhorn_iters};
+}
+
+/* From their parts, beside the sublayer: the coefficients are for the expansion after it. */
+static void finish_mixing(bl_cuda *c, const bl_pass *p)
+{
+    const bl_cuda_mixing a = mixing_args(c, p);
+    bl_cuda_mix(c->side, &a);
     c->later.mix = false;
 }
 
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
 {
     if (!c->later.mix) return;
+    const bl_cuda_mixing a = mixing_args(c, p);
+    if (bl_cuda_mix_many(c->side, &a)) {
+        c->later.mix = false;
+        return;
+    }
     const bl_cuda_product dots = mixing_dots(c, p);
     bl_cuda_multiply_parts(c->side, &dots, c->parts);
     finish_mixing(c, p);

@@ -74,10 +74,12 @@ static void check_streams(check *c, int64_t T, int64_t D)
     uint16_t *gH = gpu_copy(H, (size_t)(T * n) * 2), *gx = gpu_buffer((size_t)(T * D) * 2);
     float *parts = gpu_buffer((size_t)(segments * T * MIX) * 4), *gpre = gpu_buffer((size_t)(T * S) * 4);
     float *gpost = gpu_buffer((size_t)(T * S) * 4), *gcomb = gpu_buffer((size_t)(T * 16) * 4);
-    const bl_cuda_product p = {.w = {.kind = BL_W_F32, .rows = MIX, .cols = n, .codes = gpu_copy(fn, (size_t)(MIX * n) * 4)},
-                               .rows = MIX, .x = gH, .ldx = n, .tokens = T};
+    const bl_cuda_mixing m = {.fn = gpu_copy(fn, (size_t)(MIX * n) * 4), .scale3 = gpu_copy(scale, 12), .base24 = gpu_copy(base, MIX * 4),
+                              .H = gH, .pre = gpre, .post = gpost, .comb = gcomb, .parts = parts, .T = T, .D = D, .eps_rms = 1e-20f,
+                              .eps = 1e-6f, .iters = 20};
+    const bl_cuda_product p = {.w = {.kind = BL_W_F32, .rows = MIX, .cols = n, .codes = m.fn}, .rows = MIX, .x = gH, .ldx = n, .tokens = T};
     bl_cuda_multiply_parts(0, &p, parts);
-    bl_cuda_mix(0, gpre, gpost, gcomb, parts, gH, gpu_copy(scale, 12), gpu_copy(base, MIX * 4), T, D, 1e-20f, 1e-6f, 20);
+    bl_cuda_mix(0, &m);
     bl_cuda_collapse(0, gx, NULL, gH, gpre, gpu_copy(w, (size_t)D * 2), NULL, T, D, 1e-6f);
     bl_cuda_expand(0, gH, gpu_copy(y, (size_t)(T * D) * 2), gpost, gcomb, T, D);
     check_f32(c, "pre", gpu_result(c, gpre, (size_t)(T * S) * 4), pre, T, S);
@@ -85,6 +87,32 @@ static void check_streams(check *c, int64_t T, int64_t D)
     check_f32(c, "comb", gpu_result(c, gcomb, (size_t)(T * 16) * 4), comb, T, 16);
     check_bf16(c, "collapsed", gpu_result(c, gx, (size_t)(T * D) * 2), x, T, D);
     check_bf16(c, "expanded", gpu_result(c, gH, (size_t)(T * n) * 2), out, T, n);
+    gpu_case_end();
+}
+
+/* The kernel that reads the streams once, against every so many of the tokens. */
+static void check_mixing(check *c, int64_t T, int64_t D, int64_t every)
+{
+    enum { S = 4, MIX = 24 };
+    check_case(c, "mixing tokens=%lld width=%lld", (long long)T, (long long)D);
+    const int64_t n = S * D;
+    const uint16_t *H = random_row(c, T * n, 2);
+    const float *fn = random_floats(c, MIX * n, 0.02f), *scale = random_floats(c, 3, 1), *base = random_floats(c, MIX, 1);
+    const bl_cuda_mixing m = {.fn = gpu_copy(fn, (size_t)(MIX * n) * 4), .scale3 = gpu_copy(scale, 12), .base24 = gpu_copy(base, MIX * 4),
+                              .H = gpu_copy(H, (size_t)(T * n) * 2), .pre = gpu_buffer((size_t)(T * S) * 4),
+                              .post = gpu_buffer((size_t)(T * S) * 4), .comb = gpu_buffer((size_t)(T * 16) * 4),
+                              .T = T, .D = D, .eps_rms = 1e-20f, .eps = 1e-6f, .iters = 20};
+    check_int(c, "many", bl_cuda_mix_many(0, &m), true);
+    const float *pre = gpu_result(c, m.pre, (size_t)(T * S) * 4), *post = gpu_result(c, m.post, (size_t)(T * S) * 4);
+    const float *comb = gpu_result(c, m.comb, (size_t)(T * 16) * 4);
+    for (int64_t t = 0; t < T; t = t + every < T || t == T - 1 ? t + every : T - 1) {
+        float dots[MIX], want[3][16];
+        for (int r = 0; r < MIX; r++) dots[r] = bl_dot_row_f32(fn + r * n, H + t * n, n);
+        bl_mix_c(want[0], want[1], want[2], dots, squares(H + t * n, n), n, scale, base, 1e-20f, 1e-6f, 20);
+        check_f32(c, "pre", pre + t * S, want[0], 1, S);
+        check_f32(c, "post", post + t * S, want[1], 1, S);
+        check_f32(c, "comb", comb + t * 16, want[2], 1, 16);
+    }
     gpu_case_end();
 }
 
@@ -215,9 +243,15 @@ void check_cuda_rows(check *c)
         check_swiglu(c, T, n, i % 2 ? 10.0f : 0.0f);
     }
     check_norm(c, 2, 5120);
+    check_mixing(c, BL_CUDA_MIX_MANY, 32, 37);
+    check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, 40)), 101);
+    check_mixing(c, BL_CUDA_MIX_MANY + 70, 5120, 182);
     check_advance(c, 2, 5120, 6, false);
+    check_advance(c, 300, 32 * (1 + check_below(c, 60)), 3, false);
+    check_advance(c, 257, 2080, 6, true);
     check_engram_rows(c);
     check_engram_gather(c, 32, 7);
     check_engram_gather(c, 64, 1000);
     check_engram_gather(c, 256, 24 * 64);
+    check_engram_gather(c, 256, 24 * 2048 + 1);
 }

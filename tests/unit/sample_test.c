@@ -129,7 +129,7 @@ static int by_weight(const void *a, const void *b)
 /* The definition, said another way: sort, cut, add up in order of ids. */
 static int plainly(const float *logits, int n, const bl_sampling *s, uint64_t position)
 {
-    const double one = bl_sampling_one(n);
+    const int scale = bl_sampling_scale(n);
     int order_[64], count = 0;
     float max = -INFINITY;
     for (int i = 0; i < n; i++)
@@ -141,10 +141,10 @@ static int plainly(const float *logits, int n, const bl_sampling *s, uint64_t po
     qsort(order_, (size_t)count, sizeof *order_, by_weight);
     if (s->top_k > 0 && s->top_k < count) count = s->top_k;
     uint64_t total = 0, sum = 0;
-    for (int i = 0; i < count; i++) total += bl_sampling_units(falling[order_[i]], one);
+    for (int i = 0; i < count; i++) total += bl_sampling_units(falling[order_[i]], scale);
     int kept = 0;
     while (kept < count && (kept == 0 || falling[order_[kept]] >= s->min_p)) {
-        sum += bl_sampling_units(falling[order_[kept++]], one);
+        sum += bl_sampling_units(falling[order_[kept++]], scale);
         if (s->top_p < 1 && sum >= bl_sampling_share(s->top_p, total)) break;
     }
     bool in[64] = {false};
@@ -152,7 +152,7 @@ static int plainly(const float *logits, int n, const bl_sampling *s, uint64_t po
     const uint64_t target = bl_sampling_target(bl_sampling_bits(s->seed, position), sum);
     sum = 0;
     for (int i = 0; i < n; i++)
-        if (in[i] && (sum += bl_sampling_units(falling[i], one)) > target) return i;
+        if (in[i] && (sum += bl_sampling_units(falling[i], scale)) > target) return i;
     return -1;
 }
 

@@ -1,7 +1,7 @@
 /* Single kernels of the CUDA backend at the released sizes, beside the copy rate of the device or the rate of its products. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/ops.h"
-#include "tools/bench.h"
+#include "tools/bench/cuda/device.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum {
     COLS = 5120, CAST_ROWS = 65536, ROWS = 4, ENTRIES = 131072, INDEX_HEADS = 32, WIDTH = 128, PAGE = 64, TOPK = 512, WINDOW = 128,
-    BATCH = 64, HEADS = 64, HEAD_DIM = 512, ROPE = 64, LATENTS = 8192, SIDE = 8192, TIMES = 20 /* launches of a short kernel in a run */
+    BATCH = 64, HEADS = 64, HEAD_DIM = 512, ROPE = 64, LATENTS = 8192, SIDE = 8192, TIMES = 20 /* launches of a short kernel in a run */, CASTS = 5
 };
 
 static bl_status failed(cudaError_t e, bl_error *err)
@@ -17,14 +17,13 @@ static bl_status failed(cudaError_t e, bl_error *err)
     return e == cudaSuccess ? BL_OK : bl_fail(err, BL_E_IO, NULL, NULL, -1, "CUDA: %s", cudaGetErrorString(e));
 }
 
-static bl_status finish(bl_error *err)
+bl_status device_finish(bl_error *err)
 {
     BL_TRY(failed(cudaGetLastError(), err));
     return failed(cudaStreamSynchronize(0), err);
 }
 
-/* Device memory of random bytes and of zeros, until the end of the program. NULL when there is no more. */
-static void *device_bytes(size_t bytes, int random)
+void *device_bytes(size_t bytes, int random)
 {
     enum { PATTERN = 1 << 20 };
     static uint32_t pattern[PATTERN / 4];
@@ -39,7 +38,7 @@ static void *device_bytes(size_t bytes, int random)
     return p;
 }
 
-static void *device_copy(const void *host, size_t bytes)
+void *device_copy(const void *host, size_t bytes)
 {
     void *p = NULL;
     if (cudaMalloc(&p, bytes) == cudaSuccess) cudaMemcpy(p, host, bytes, cudaMemcpyHostToDevice);
@@ -89,8 +88,8 @@ typedef struct cast_run {
 static bl_status run_cast(void *arg, bl_error *err)
 {
     const cast_run *r = arg;
-    bl_cuda_cast(0, r->out, &r->w, 0, r->w.rows);
-    return finish(err);
+    for (int i = 0; i < CASTS; i++) bl_cuda_cast(0, r->out, &r->w, 0, r->w.rows);
+    return device_finish(err);
 }
 
 static bl_status add_cast(bench *b, bench_subject *s, bl_weight_kind kind, uint16_t *out, bl_error *err)
@@ -101,7 +100,7 @@ static bl_status add_cast(bench *b, bench_subject *s, bl_weight_kind kind, uint1
     r->w = (bl_matrix){.kind = kind, .rows = CAST_ROWS, .cols = COLS, .codes = device_bytes(codes, 1), .scale = device_bytes(scales, 1)};
     r->out = out;
     if (!r->w.codes || !r->w.scale) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory");
-    const double gb = 1e-9 * (double)(codes + scales + 2 * n);
+    const double gb = 1e-9 * CASTS * (double)(codes + scales + 2 * n);
     *s = (bench_subject){.name = kind == BL_W_FP8 ? "fp8 32x32 to bf16" : "fp4 1x32 to bf16", .run = run_cast, .arg = r, .work = gb,
                          .unit = "GB", .ceiling = {{0, gb}}, .ceilings = 1};
     return BL_OK;
@@ -153,7 +152,7 @@ static bl_status run_select(void *arg, bl_error *err)
 {
     const select_run *r = arg;
     for (int i = 0; i < TIMES; i++) bl_cuda_select(0, &r->a);
-    return finish(err);
+    return device_finish(err);
 }
 
 static bl_status add_select(bench *b, bench_subject *s, bl_error *err)
@@ -172,7 +171,7 @@ static bl_status add_select(bench *b, bench_subject *s, bl_error *err)
     const double gb = 1e-9 * TIMES * (double)bytes;
     *s = (bench_subject){.name = "index scores and 512 of 131,072, 4 sequences", .run = run_select, .arg = r, .work = TIMES, .unit = "step",
                          .ceiling = {{0, gb}}, .ceilings = 1};
-    return finish(err);
+    return device_finish(err);
 }
 
 /* ---- sparse attention */
@@ -186,7 +185,7 @@ static bl_status run_attend(void *arg, bl_error *err)
 {
     const attend_run *r = arg;
     for (int i = 0; i < TIMES; i++) bl_cuda_attend(0, &r->a);
-    return finish(err);
+    return device_finish(err);
 }
 
 static bl_status add_attend(bench *b, bench_subject *s, int product, bl_error *err)
@@ -213,7 +212,7 @@ static bl_status add_attend(bench *b, bench_subject *s, int product, bl_error *e
     const double gflop = 4e-9 * TIMES * BATCH * HEADS * (WINDOW + TOPK) * (double)HEAD_DIM;
     *s = (bench_subject){.name = "sparse attention of 64 tokens, 640 slots", .run = run_attend, .arg = r, .work = gflop, .unit = "GFLOP",
                          .ceiling = {{product, gflop}}, .ceilings = 1};
-    return finish(err);
+    return device_finish(err);
 }
 
 /* ---- products */
@@ -221,7 +220,7 @@ static bl_status add_attend(bench *b, bench_subject *s, int product, bl_error *e
 static bl_status run_product(void *arg, bl_error *err)
 {
     bl_cuda_multiply(0, arg);
-    return finish(err);
+    return device_finish(err);
 }
 
 static bl_status add_product(bench *b, bench_subject *s, bl_error *err)
@@ -233,7 +232,7 @@ static bl_status add_product(bench *b, bench_subject *s, bl_error *err)
                            .x = device_bytes(bytes, 1), .ldx = SIDE, .tokens = SIDE, .y16 = device_bytes(bytes, 0), .ld = SIDE};
     *s = (bench_subject){.name = "bf16 product, 8192 cubed", .run = run_product, .arg = p, .work = 2e-9 * SIDE * SIDE * (double)SIDE,
                          .unit = "GFLOP"};
-    return finish(err);
+    return device_finish(err);
 }
 
 bl_status bench_device_kernels(bench *b, bl_error *err)
@@ -247,5 +246,6 @@ bl_status bench_device_kernels(bench *b, bl_error *err)
     BL_TRY(add_select(b, &s[3], err));
     BL_TRY(add_product(b, &s[4], err));
     BL_TRY(add_attend(b, &s[5], 4, err));
-    return bench_run(b, "kernels on the GPU", s, 6, err);
+    BL_TRY(bench_run(b, "kernels on the GPU", s, 6, err));
+    return bench_device_rows(b, err);
 }

@@ -1,0 +1,328 @@
+/* Coefficients of the streams' mixing (ops_streams.c): 24 products with float32 weights and a sum of squares over all streams of a
+ * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mix_kernel adds their segments; for many
+ * one kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
+#include "kernels/cuda/copies.cuh"
+
+namespace bl {
+
+enum { MIX = S * (2 + S), SEGMENT = BL_DOT_SEGMENT, ROW_PART = BL_CUDA_ROW_SEGMENT };
+
+/* ---- Sinkhorn: 16 lanes have the elements of a comb, half a warp each of the same token or of two. N tokens at once. */
+
+__device__ __forceinline__ float sum_row(float c)
+{
+    const int base = threadIdx.x & 28;
+    return ((__shfl_sync(~0u, c, base) + __shfl_sync(~0u, c, base + 1)) + __shfl_sync(~0u, c, base + 2)) + __shfl_sync(~0u, c, base + 3);
+}
+
+__device__ __forceinline__ float sum_column(float c)
+{
+    const int base = threadIdx.x & 19;
+    return ((__shfl_sync(~0u, c, base) + __shfl_sync(~0u, c, base + 4)) + __shfl_sync(~0u, c, base + 8)) + __shfl_sync(~0u, c, base + 12);
+}
+
+template <int N> __device__ __forceinline__ void sinkhorn(float c[N], float eps, int iters)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float most = __shfl_sync(~0u, c[n], threadIdx.x & 28);
+        for (int k = 1; k < S; k++) {
+            const float x = __shfl_sync(~0u, c[n], (threadIdx.x & 28) + k);
+            if (x > most) most = x;
+        }
+        c[n] = bl_exp(c[n] - most);
+        c[n] = c[n] / sum_row(c[n]) + eps;
+        c[n] = c[n] / (sum_column(c[n]) + eps);
+    }
+#pragma unroll 1
+    for (int i = 1; i < iters; i++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) c[n] = c[n] / (sum_row(c[n]) + eps);
+#pragma unroll
+        for (int n = 0; n < N; n++) c[n] = c[n] / (sum_column(c[n]) + eps);
+    }
+}
+
+struct mix_args {
+    float *pre, *post, *comb;
+    const uint16_t *H;
+    const float *scale3, *base24;
+    int64_t T, n; /* n = 4 D */
+    float eps_rms, eps;
+    int iters;
+};
+
+__device__ __forceinline__ float scale_of_row(const mix_args &a, float squares)
+{
+    return bl_rsqrt(squares / (float)a.n + a.eps_rms);
+}
+
+/* pre and post of token t, by the lanes below 8 of a half warp. */
+__device__ __forceinline__ void gates(const mix_args &a, int64_t t, int lane, const float *dots, float r)
+{
+    if (lane < S) a.pre[t * S + lane] = bl_sigmoid(dots[lane] * r * a.scale3[0] + a.base24[lane]) + a.eps;
+    else if (lane < 2 * S) a.post[t * S + lane - S] = 2.0f * bl_sigmoid(dots[lane] * r * a.scale3[1] + a.base24[lane]);
+}
+
+__device__ __forceinline__ float comb_start(const mix_args &a, int lane, const float *dots, float r)
+{
+    return dots[2 * S + lane] * r * a.scale3[2] + a.base24[2 * S + lane];
+}
+
+/* ---- few tokens: a block for each */
+
+enum { WIDE = 1024 };
+
+__global__ void __launch_bounds__(WIDE) mix_kernel(mix_args a, const float *parts)
+{
+    __shared__ float sums[ROW_SUMS], dots[MIX], part[BL_CUDA_MAX_ROW / 2 / SEGMENT][MIX];
+    const int64_t t = blockIdx.x;
+    const uint16_t *h = a.H + t * a.n;
+    const int segments = (int)((a.n + SEGMENT - 1) / SEGMENT);
+    for (int i = threadIdx.x; i < segments * MIX; i += blockDim.x) part[i / MIX][i % MIX] = parts[(i / MIX * a.T + t) * MIX + i % MIX];
+    __syncthreads();
+    if (threadIdx.x < MIX) {
+        float m = 0;
+#pragma unroll 8
+        for (int k = 0; k < segments; k++) m += part[k][threadIdx.x];
+        dots[threadIdx.x] = m;
+    }
+    const float r = scale_of_row(a, row_sum(sums, a.n, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); }));
+    const int lane = threadIdx.x % WARP;
+    if (threadIdx.x < WARP) { /* its upper half does the same and writes nothing */
+        float c[1] = {comb_start(a, lane % 16, dots, r)};
+        sinkhorn<1>(c, a.eps, a.iters);
+        if (lane < 16) a.comb[t * 16 + lane] = c[0];
+    } else if (threadIdx.x < 2 * WARP) {
+        gates(a, t, lane, dots, r);
+    }
+}
+
+/* ---- many tokens */
+
+enum {
+    TOKENS = 64, SPLITS = 4, GROUPS = 2 /* of 32 tokens: a warp has one of each */, THREADS = SPLITS * GROUPS * WARP,
+    PIECE = 64 /* elements of a warp's stretch that are copied at a time */, PIECES = ROW_PART / PIECE, STAGES = 3,
+    H_BYTES = TOKENS * PIECE * 2, FN_BYTES = MIX * PIECE * 4, STAGE = SPLITS * (H_BYTES + FN_BYTES), /* streams first */
+    SUMS = TOKENS * MIX, /* of a segment */
+    SUM_FLOATS = SPLITS * 2 * SUMS, SHARED_BYTES = STAGES * STAGE + (SUM_FLOATS + SPLITS * TOKENS) * 4
+};
+
+/* What a thread copies of each piece: rows of 128 and 256 bytes, the sixteens of a row permuted so that reading fragments meets no
+ * bank twice. */
+struct fetcher {
+    const uint16_t *h[2]; /* rows 32 apart, of every stretch */
+    const float *fn;      /* every fourth row of one stretch */
+    uint32_t h_to, fn_to;
+    int fn_k, n;
+    __device__ __forceinline__ fetcher(const mix_args &a, const float *weights, int64_t token)
+    {
+        const int ch = threadIdx.x % 8, row = threadIdx.x / 8, at = threadIdx.x % 16, split = threadIdx.x / 16 % SPLITS;
+        for (int i = 0; i < 2; i++) {
+            const int64_t t = token + row + 32 * i < a.T ? token + row + 32 * i : a.T - 1;
+            h[i] = a.H + t * a.n + ch * 8;
+        }
+        n = (int)a.n;
+        h_to = row * 128 + (ch ^ row % 8) * 16;
+        fn_k = split * ROW_PART;
+        fn = weights + (int64_t)(threadIdx.x / 64) * n + fn_k + at * 4;
+        fn_to = SPLITS * H_BYTES + split * FN_BYTES + threadIdx.x / 64 * 256 + (at ^ threadIdx.x / 64 << 1) * 16;
+    }
+    /* Piece p of every stretch, of round p / PIECES; zeros behind the end. */
+    __device__ __forceinline__ void fetch(uint32_t to, int p) const
+    {
+        const int k = p / PIECES * SPLITS * ROW_PART + p % PIECES * PIECE;
+#pragma unroll
+        for (int split = 0; split < SPLITS; split++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                copy_sixteen(to + h_to + split * H_BYTES + i * 32 * 128, h[i] + k + split * ROW_PART, k + split * ROW_PART < n);
+        const float *w = fn + k;
+#pragma unroll
+        for (int i = 0; i < MIX / 4; i++, w += 4 * n) copy_sixteen(to + fn_to + i * 4 * 256, w, k + fn_k < n);
+    }
+};
+static_assert(THREADS == 8 * WARP && TOKENS == 64, "what fetcher is made for");
+
+/* The leading 16 bits of two floats, cut; both become what is left. */
+__device__ __forceinline__ uint32_t leading_pair(float &a, float &b)
+{
+    const uint32_t u = __float_as_uint(a), v = __float_as_uint(b);
+    a -= __uint_as_float(u & 0xffff0000);
+    b -= __uint_as_float(v & 0xffff0000);
+    return __byte_perm(u, v, 0x7632);
+}
+
+/* Of a warp's 32 tokens: products of a segment with the 24 rows, and squares by lane of the row sums. */
+struct sums_of_warp {
+    float c[2][3][4], q[2][2][4];
+};
+
+/* Lanes 2 t, 2 t + 1, 2 t + 8, 2 t + 9. */
+__device__ __forceinline__ void add_squares(float q[4], uint32_t low, uint32_t high)
+{
+    const float v[4] = {__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000), __uint_as_float(high << 16),
+                        __uint_as_float(high & 0xffff0000)};
+#pragma unroll
+    for (int e = 0; e < 4; e++) q[e] = fmaf(v[e], v[e], q[e]);
+}
+
+/* 16 rows of 16 elements: a thread gets elements 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of rows g and g + 8. */
+__device__ __forceinline__ fragment_a load_fragment(uint32_t at)
+{
+    fragment_a a;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3]) : "r"(at) : "memory");
+    return a;
+}
+
+/* A piece of a warp's stretch; h: its 32 rows, fn: the weights, in shared memory. */
+__device__ __forceinline__ void add_piece(sums_of_warp &s, const uint8_t *h, const uint8_t *fn)
+{
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const uint32_t row = shared_at(h) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    const uint8_t *const column = fn + g * 256;
+    const int at = t * 8 ^ (g & 3) << 5;
+#pragma unroll
+    for (int step = 0; step < PIECE / BL_DOT_STEP; step++) {
+        const fragment_a a[2] = {load_fragment(row ^ step * 32), load_fragment((row ^ step * 32) + 16 * 128)};
+        uint2 b[3][3];
+#pragma unroll
+        for (int j = 0; j < 3; j++) {
+            float2 low = *(const float2 *)(column + j * 8 * 256 + (at ^ step * 64));
+            float2 high = *(const float2 *)(column + j * 8 * 256 + (at ^ step * 64 ^ 32));
+#pragma unroll
+            for (int p = 0; p < 3; p++) b[p][j] = make_uint2(leading_pair(low.x, low.y), leading_pair(high.x, high.y));
+        }
+#pragma unroll
+        for (int p = 2; p >= 0; p--)
+#pragma unroll
+            for (int j = 0; j < 3; j++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) mma(s.c[m][j], a[m], b[p][j]);
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) add_squares(s.q[m][half], a[m].r[half], a[m].r[half + 2]);
+    }
+}
+
+/* A segment's products to sums [TOKENS][MIX], from tokens `first` on. */
+__device__ __forceinline__ void put_products(float *sums, sums_of_warp &s, int first)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int j = 0; j < 3; j++) {
+            float *c = s.c[m][j], *to = sums + (first + 16 * m + g) * MIX + 8 * j + 2 * t;
+            *(float2 *)to = make_float2(c[0], c[1]);
+            *(float2 *)(to + 8 * MIX) = make_float2(c[2], c[3]);
+            c[0] = c[1] = c[2] = c[3] = 0;
+        }
+}
+
+/* As lane_tree of the 16 lanes of a row sum. */
+__device__ __forceinline__ void put_squares(float *sums, sums_of_warp &s, int first)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *q = s.q[m][half];
+            float even = q[0] + q[2], odd = q[1] + q[3];
+            even = even + __shfl_xor_sync(~0u, even, 2);
+            odd = odd + __shfl_xor_sync(~0u, odd, 2);
+            even = even + __shfl_xor_sync(~0u, even, 1);
+            odd = odd + __shfl_xor_sync(~0u, odd, 1);
+            const float total = even + odd;
+            if (t == 0) sums[first + 16 * m + 8 * half + g] = total;
+            q[0] = q[1] = q[2] = q[3] = 0;
+        }
+}
+
+/* From the sums of all to the coefficients: half a warp for four tokens. */
+__device__ __forceinline__ void finish(const mix_args &a, int64_t token, const float *dots, const float *squares)
+{
+    enum { EACH = TOKENS * 16 / THREADS };
+    const int lane = threadIdx.x % 16, first = threadIdx.x / 16 * EACH;
+    float c[EACH];
+#pragma unroll
+    for (int n = 0; n < EACH; n++) {
+        const float r = scale_of_row(a, squares[first + n]);
+        if (token + first + n < a.T) gates(a, token + first + n, lane, dots + (first + n) * MIX, r);
+        c[n] = comb_start(a, lane, dots + (first + n) * MIX, r);
+    }
+    sinkhorn<EACH>(c, a.eps, a.iters);
+#pragma unroll
+    for (int n = 0; n < EACH; n++)
+        if (token + first + n < a.T) a.comb[(token + first + n) * 16 + lane] = c[n];
+}
+
+__global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const float *fn)
+{
+    enum { COUNT = SUMS / THREADS };
+    extern __shared__ __align__(128) uint8_t memory[];
+    float *const sums = (float *)(memory + STAGES * STAGE), *const squares = sums + SUM_FLOATS;
+    const int64_t token = (int64_t)blockIdx.x * TOKENS;
+    const int split = threadIdx.x / WARP / GROUPS, first = threadIdx.x / WARP % GROUPS * 32;
+    const int pieces = (int)((a.n + SPLITS * ROW_PART - 1) / (SPLITS * ROW_PART)) * PIECES;
+    sums_of_warp s = {};
+    float dots[COUNT] = {}, square = 0;
+    const auto add_round = [&] { /* segments ascending */
+#pragma unroll 2
+        for (int h = 0; h < 2 * SPLITS; h++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) dots[i] += sums[h * SUMS + i * THREADS + threadIdx.x];
+        for (int h = 0; h < SPLITS && threadIdx.x < TOKENS; h++) square += squares[h * TOKENS + threadIdx.x];
+    };
+    const fetcher copies(a, fn, token);
+    for (int p = 0; p < STAGES - 1; p++) {
+        copies.fetch(shared_at(memory + p * STAGE), p);
+        copies_end_group();
+    }
+    for (int p = 0, stage = 0; p < pieces; p++, stage = stage == STAGES - 1 ? 0 : stage + 1) {
+        copies_wait_for<STAGES - 2>();
+        __syncthreads(); /* the piece is there, and the stage before it is free */
+        if (p + STAGES - 1 < pieces) copies.fetch(shared_at(memory + (stage ? stage - 1 : STAGES - 1) * STAGE), p + STAGES - 1);
+        copies_end_group();
+        if (p > 0 && p % PIECES == 0) add_round();
+        const uint8_t *h = memory + stage * STAGE;
+        add_piece(s, h + split * H_BYTES + first * 128, h + SPLITS * H_BYTES + split * FN_BYTES);
+        if (p % PIECES == PIECES / 2 - 1) put_products(sums + 2 * split * SUMS, s, first);
+        if (p % PIECES == PIECES - 1) {
+            put_products(sums + (2 * split + 1) * SUMS, s, first);
+            put_squares(squares + split * TOKENS, s, first);
+        }
+    }
+    __syncthreads();
+    add_round();
+    __syncthreads();
+    for (int i = 0; i < COUNT; i++) sums[i * THREADS + threadIdx.x] = dots[i];
+    if (threadIdx.x < TOKENS) squares[threadIdx.x] = square;
+    __syncthreads();
+    finish(a, token, sums, squares);
+}
+
+static mix_args args_of(const bl_cuda_mixing *m)
+{
+    return {m->pre, m->post, m->comb, m->H, m->scale3, m->base24, m->T, S * m->D, m->eps_rms, m->eps, m->iters};
+}
+
+} // namespace bl
+
+using namespace bl;
+
+void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m)
+{
+    mix_kernel<<<(unsigned)m->T, WIDE, 0, s>>>(args_of(m), m->parts);
+}
+
+bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m)
+{
+    if (m->T < BL_CUDA_MIX_MANY) return false;
+    cudaFuncSetAttribute(mix_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    mix_many_kernel<<<blocks_of(m->T, TOKENS), THREADS, SHARED_BYTES, s>>>(args_of(m), m->fn);
+    return true;
+}
