@@ -5,9 +5,6 @@
 
 #include <stdio.h>
 
-/* Graphs of recorded passes and what kernels need beside their arguments. */
-#define RESERVE ((uint64_t)1 << 30)
-
 static double gib(uint64_t bytes)
 {
     return (double)bytes / (double)(1 << 30);
@@ -115,7 +112,7 @@ static void plan_cuda(bl_memory_plan *p, const bl_memory_request *r, const bl_co
     add(p, BL_MEMORY_PINNED, "page tables", z.table_bytes);
     add(p, BL_MEMORY_PINNED, "logits", logits);
     add(p, BL_MEMORY_PINNED, "Engram rows", z.rows_bytes * (uint64_t)c->engram_count);
-    p->reserve = RESERVE;
+    p->reserve = bl_cuda_graph_bytes(shard);
 }
 
 /* ---- Engram tables */

@@ -15,7 +15,8 @@
 enum {
     CUDA_WIDE = 64 << 20, /* elements: any projection but Engram's at the released widths */
     CUDA_SIDE_WIDE = 16 << 20,
-    CUDA_STEP = 512 /* tokens up to which steps of decoding are padded and recorded */
+    CUDA_STEP = 512, /* tokens up to which steps of decoding are padded and recorded */
+    CUDA_GRAPHS = 64 /* recorded passes that are kept; beyond that all are forgotten */
 };
 
 typedef struct cuda_graph cuda_graph;
@@ -142,6 +143,8 @@ void bl_cuda_measure(cuda_sizes *out, const bl_config *c, const bl_shard *shard,
 cuda_layout bl_cuda_lay_out(const bl_config *c, int64_t tokens);
 int64_t bl_cuda_padded(bl_backend *b, int64_t tokens); /* backend.h */
 uint64_t bl_cuda_logits_bytes(const bl_shard *shard, int64_t rows);
+/* What the CUDA runtime takes for as many recorded passes as are kept, and for the machine code of kernels. */
+uint64_t bl_cuda_graph_bytes(const bl_shard *shard);
 
 /* ---- memory.c */
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes);

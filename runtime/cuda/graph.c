@@ -6,8 +6,7 @@
 #include <stdlib.h>
 
 enum {
-    GRAPH_TOKENS = 64, /* of passes with prompts: shapes of more seldom return, and launching is a small part of them */
-    GRAPH_COUNT = 128  /* kept; beyond that all are forgotten */
+    GRAPH_TOKENS = 64 /* of passes with prompts: shapes of more seldom return, and launching is a small part of them */
 };
 
 struct cuda_graph {
@@ -41,7 +40,7 @@ void bl_cuda_forget_graphs(bl_cuda *c)
 /* Failing to remember costs speed, no more. */
 static void remember(bl_cuda *c, const bl_pass *p)
 {
-    if (c->graph_count == GRAPH_COUNT) bl_cuda_forget_graphs(c);
+    if (c->graph_count == CUDA_GRAPHS) bl_cuda_forget_graphs(c);
     cuda_graph *g = calloc(1, sizeof *g);
     if (!g) return;
     *g = (cuda_graph){.next = c->graphs, .tokens = p->tokens, .wanted = p->wanted_count, .longest = c->longest,
@@ -83,6 +82,22 @@ static int64_t count_kernels(cudaGraph_t graph)
     return kernels;
 }
 
+/* After running out of device memory: is it worth another try without the passes other than g, which are recorded anew when they
+ * return? */
+static bool made_room(bl_cuda *c, const cuda_graph *g, cudaError_t e)
+{
+    bool made = false;
+    if (e != cudaErrorMemoryAllocation) return false;
+    (void)cudaGetLastError(); /* no fault that lasts */
+    for (cuda_graph *other = c->graphs; other; other = other->next) {
+        if (other == g || !other->exec) continue;
+        cudaGraphExecDestroy(other->exec);
+        other->exec = NULL;
+        made = true;
+    }
+    return made;
+}
+
 bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
 {
     cuda_graph *g = c->graph;
@@ -94,11 +109,16 @@ bl_status bl_cuda_graph_end(bl_cuda *c, bl_error *err)
         const cudaError_t ended = cudaStreamEndCapture(c->stream, &graph);
         if (e == cudaSuccess) e = ended;
         g->kernels = graph ? count_kernels(graph) : 0;
-        if (e == cudaSuccess) e = cudaGraphInstantiate(&g->exec, graph, 0);
+        if (e == cudaSuccess) {
+            e = cudaGraphInstantiate(&g->exec, graph, 0);
+            if (made_room(c, g, e)) e = cudaGraphInstantiate(&g->exec, graph, 0);
+        }
         if (graph) cudaGraphDestroy(graph);
         BL_TRY(bl_cuda_check(e, "recording a pass", err));
     }
     c->launches.recorded = true;
     c->launches.kernels = g->kernels;
-    return bl_cuda_check(cudaGraphLaunch(g->exec, c->stream), "a recorded pass", err);
+    cudaError_t e = cudaGraphLaunch(g->exec, c->stream);
+    if (made_room(c, g, e)) e = cudaGraphLaunch(g->exec, c->stream);
+    return bl_cuda_check(e, "a recorded pass", err);
 }

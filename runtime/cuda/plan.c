@@ -6,6 +6,15 @@ enum {
     FEW_PAGES = 256          /* room of the page table at first where the cache grows on demand */
 };
 
+/* Of recorded passes: kernels of a layer and of the rest at most, with a fifth to spare; bytes of a kernel, which take 2.2 to 3.1 KiB
+ * (runtime/README.md); machine code, loaded when a kernel is first used. */
+enum { LAYER_KERNELS = 48, PASS_KERNELS = 32, KERNEL_BYTES = 4 << 10, CODE_BYTES = 64 << 20 };
+
+uint64_t bl_cuda_graph_bytes(const bl_shard *shard)
+{
+    return CODE_BYTES + (uint64_t)CUDA_GRAPHS * ((uint64_t)shard->layers.count * LAYER_KERNELS + PASS_KERNELS) * KERNEL_BYTES;
+}
+
 static int64_t max64(int64_t a, int64_t b)
 {
     return a > b ? a : b;

@@ -36,7 +36,7 @@ def test_a_flipped_bit_is_found_on_the_way(demo_packed, tmp_path, name, tensor):
 def test_cannot_start():
     refused(DEMO, rc=2, words=["no CUDA-capable device"], CUDA_STUB_NONE="1")
     refused(DEMO, rc=2, words=["driver is too old", "12.0", "13.0"], CUDA_STUB_FAIL=f"any 1 {OLD_DRIVER}")
-    refused(DEMO, rc=4, words=["does not fit", "are free"], CUDA_STUB_MEMORY=str(10**9))
+    refused(DEMO, rc=4, words=["does not fit", "are free"], CUDA_STUB_MEMORY=str(5 * 10**8))
     refused(DEMO, rc=4, words=["out of"], CUDA_STUB_FAIL=f"cudaMalloc 2 {OUT_OF_MEMORY}")
     refused(DEMO, rc=4, words=["illegal memory access"], CUDA_STUB_FAIL=f"cudaMemcpyAsync 9 {ILLEGAL}")
 

@@ -33,9 +33,9 @@ def test_memory_means_a_gpu():
 
 
 def test_too_small():
-    r = plan(DEMO, "--device", "cuda", "--memory", "1GB", rc=1)
+    r = plan(DEMO, "--device", "cuda", "--memory", "500MB", rc=1)
     assert "it does not fit" in r.out and r.err == ""
-    assert json.loads(plan("--device", "cuda", "--memory", "1GB", "--json", rc=1).out)["fits"] is False
+    assert json.loads(plan("--device", "cuda", "--memory", "500MB", "--json", rc=1).out)["fits"] is False
 
 
 @pytest.mark.parametrize("args", [["--memory", "8GB"], ["--json"], ["--plan", "--cache-tokens", "-1"]], ids=" ".join)

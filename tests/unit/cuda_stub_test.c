@@ -182,6 +182,39 @@ static void test_padding_and_drawing(void **state)
     assert_nothing_left();
 }
 
+/* No memory for one more recorded pass: the others make room, and are recorded anew; alone it fails and says so. */
+static void test_recording_without_memory(void **state)
+{
+    static const char *const calls[] = {"cudaGraphInstantiate", "cudaGraphLaunch"};
+    for (int i = 0; i < 2; i++) {
+        bl_error err = {0};
+        cuda_stub_reset(MEMORY);
+        bl_model *m = open_on(BL_DEVICE_CUDA, 8);
+        batch b;
+        begin(&b, m, 8);
+        for (int k = 0; k < 4; k++) assert_int_equal(step(&b, k / 2 ? 8 : 2, 1, NULL), BL_OK);
+        for (int k = 0; k < 2; k++) { /* a third shape: seen, recorded */
+            if (k) cuda_stub_fail(calls[i], 1, cudaErrorMemoryAllocation);
+            assert_int_equal(step(&b, 1, 1, NULL), BL_OK);
+        }
+        cuda_stub_reset(MEMORY);
+        assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+        assert_int_equal(cuda_stub_seen.graph_launches, 1);
+        end(&b);
+        bl_model_close(&m);
+        m = open_on(BL_DEVICE_CUDA, 8);
+        begin(&b, m, 8);
+        assert_int_equal(step(&b, 2, 1, NULL), BL_OK);
+        cuda_stub_fail(calls[i], 1, cudaErrorMemoryAllocation);
+        assert_int_equal(step(&b, 2, 1, &err), BL_E_NOMEM);
+        assert_non_null(strstr(err.message, "out of memory"));
+        cuda_stub_reset(MEMORY);
+        end(&b);
+        bl_model_close(&m);
+        assert_nothing_left();
+    }
+}
+
 /* Engram tables where kernels gather from them themselves. */
 static void test_tables(void **state)
 {
@@ -335,7 +368,8 @@ int main(void)
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
         cmocka_unit_test(test_one_launch_and_one_wait), cmocka_unit_test(test_routes_of_few_fit),
         cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail),   cmocka_unit_test(test_half_a_pass_lasts),
-        cmocka_unit_test(test_every_call_may_fail),  cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_recording_without_memory), cmocka_unit_test(test_every_call_may_fail),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
