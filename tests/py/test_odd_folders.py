@@ -1,4 +1,5 @@
 """Folders that are not what somebody meant, or out of reach: one clear line each, from every command."""
+import hashlib
 import os
 import shutil
 import subprocess
@@ -153,20 +154,25 @@ def test_a_rank_that_may_not_be_read(copies):
 
 # ---- links to nothing
 
+def object_of(name):
+    """The name of a file's object: its SHA-256, as for files that the hub stores so."""
+    return hashlib.sha256((DEMO / name).read_bytes()).hexdigest()
+
+
 @pytest.fixture
 def snapshot(tmp_path):
     """Hugging Face's cache: names that are links to blobs."""
     snap = tmp_path / "snapshots" / "rev"
     snap.mkdir(parents=True), (tmp_path / "blobs").mkdir()
     for f in DEMO.iterdir():
-        shutil.copy(f, tmp_path / "blobs" / f"of-{f.name}")
-        (snap / f.name).symlink_to(f"../../blobs/of-{f.name}")
+        shutil.copy(f, tmp_path / "blobs" / object_of(f.name))
+        (snap / f.name).symlink_to(f"../../blobs/{object_of(f.name)}")
     return snap
 
 
 @pytest.mark.parametrize("name", HF)
 def test_a_link_to_nothing(snapshot, tmp_path, name):
-    (tmp_path / "blobs" / f"of-{name}").unlink()
+    (tmp_path / "blobs" / object_of(name)).unlink()
     one_line(run("baleen", "verify", snapshot), 1, name, "symbolic link to nothing")
     if name != "tokenizer.json":
         one_line(run("baleen", "inspect", snapshot), 3, name, "symbolic link to nothing")
@@ -176,7 +182,7 @@ def test_a_link_to_nothing(snapshot, tmp_path, name):
 def test_a_snapshot_whose_blobs_are_gone(snapshot, tmp_path):
     shutil.rmtree(tmp_path / "blobs")
     for command in ("verify", "inspect", "convert"):
-        one_line(run("baleen", *commands(snapshot, tmp_path)[command]), 3, "symbolic link to nothing: ../../blobs/of-")
+        one_line(run("baleen", *commands(snapshot, tmp_path)[command]), 3, "symbolic link to nothing: ../../blobs/")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     for command in ("verify", "inspect", "convert"):
         one_line(run("baleen", *commands(tmp_path / "link", tmp_path)[command]), 3, "/link", "symbolic link to nothing", "/gone")
