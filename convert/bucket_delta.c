@@ -343,7 +343,7 @@ bl_status bl_bucket_delta(const char *src, const char *dst, const bl_bucket_opti
     double start = bl_bucket_now();
     *report = (bl_bucket_report){0};
     BL_TRY(bl_job_place(o->base, dst, err));
-    BL_TRY(o->dry_run ? BL_OK : bl_folder_check(dst, err));
+    BL_TRY(bl_folder_check(dst, err));
     bl_status s = open_base(&d, dst, &mine, err);
     if (s == BL_OK) {
         s = bl_bucket_job_open(&d.b, src, dst, &mine, &d.base, report, err);

@@ -408,12 +408,18 @@ bl_status bl_job_place(const char *src, const char *dst, bl_error *err)
     return s;
 }
 
+/* Now, not after hours of reading an archive. --resume takes what is there, and a dry run tells of its plan before it says that there is
+ * no place for it here. */
+static bl_status check_destination(const bl_convert_options *o, const char *dst, bl_error *err)
+{
+    bl_status s = o->resume ? BL_OK : bl_folder_check(dst, NULL);
+    return s == BL_E_USAGE || (s != BL_OK && !o->dry_run) ? bl_folder_check(dst, err) : BL_OK;
+}
+
 bl_status bl_job_open(bl_job *j, const char *src, const char *dst, bl_error *err)
 {
     BL_TRY(bl_job_place(src, dst, err));
-    if (!j->o->resume && !j->o->dry_run) { /* now, not after hours of reading an archive; --resume takes what is there */
-        BL_TRY(bl_folder_check(dst, err));
-    }
+    BL_TRY(check_destination(j->o, dst, err));
     char *spill = bl_archive_spill(dst);
     const bl_archive_options archives = {.spill = spill, .spill_max = j->o->spill_max, .cancelled = j->o->cancelled};
     const bl_checkpoint_options any = {.any_generation = true, .archives = spill ? &archives : NULL};

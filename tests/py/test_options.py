@@ -123,10 +123,15 @@ def test_what_does_not_go_together(args, says):
 
 
 @pytest.mark.parametrize("args", [["convert", "SRC", "DST", "--to", "bf16"], ["convert", "SRC", "DST", "--to", "packed", "--tp", "2"],
-                                  ["merge", "SRC", "DST"], ["bucket", "SRC", "DST"], ["bucket", "SRC", "DST", "--base", "SRC"], ["bucket", "--apply", "SRC", "SRC", "DST"]])
+                                  ["merge", "SRC", "DST"], ["bucket", "SRC", "DST"], ["bucket", "SRC", "DST", "--base", "SRC"],
+                                  ["bucket", "--apply", "SRC", "SRC", "DST"]])
 def test_a_destination_is_looked_at_first(tmp_path, args):
     """Before a source is read, which takes hours where it is a compressed archive."""
     (tmp_path / "file").write_text("x")
     for place, rc, says in (("file", 2, "already exists"), (".", 2, "already exists"), ("none/x", 4, "no folder to create it in")):
         r = run("baleen", *[{"SRC": tmp_path / "no-source", "DST": tmp_path / place}.get(a, a) for a in args])
         assert r.rc == rc and r.err.count("\n") == 1 and says in r.err, r.err
+    (tmp_path / "loop").symlink_to("loop")
+    if "--apply" not in args:  # nor is a plan printed that cannot be meant
+        r = run("baleen", *[{"SRC": DEMO, "DST": tmp_path / "loop"}.get(a, a) for a in args], "--dry-run")
+        assert (r.rc, r.out) == (2, "") and "symbolic link" in r.err
