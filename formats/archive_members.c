@@ -14,6 +14,13 @@ bl_status bl_members_refuse(const bl_members *x, const char *name, const char *w
     return bl_fail(x->err, BL_E_INPUT, x->a->path, name, -1, "%s", why);
 }
 
+/* libarchive knows a .zip by the directory at its end. */
+static bool is_cut_zip(const bl_members *x)
+{
+    char magic[4];
+    return archive_format(x->r) == 0 && bl_file_read(x->a->file, magic, sizeof magic, 0, NULL) == BL_OK && !memcmp(magic, "PK\3\4", 4);
+}
+
 bl_status bl_members_damaged(const bl_members *x, const char *name)
 {
     int e = archive_errno(x->r);
@@ -23,6 +30,9 @@ bl_status bl_members_damaged(const bl_members *x, const char *name)
     }
     if (e == EIO || e == ENOMEM) {
         return bl_fail_errno(x->err, e, 1, x->a->path, "cannot read the archive");
+    }
+    if (is_cut_zip(x)) {
+        return bl_members_refuse(x, name, "the archive ends without its directory: a truncated download?");
     }
     return bl_fail(x->err, BL_E_INPUT, x->a->path, name, -1, "the archive is damaged: %s", text ? text : "no reason given");
 }

@@ -82,6 +82,9 @@ bl_status bl_fail(bl_error *err, bl_status code, const char *path, const char *t
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    for (size_t end = n < 0 ? 0 : strlen(text); end > 0 && text[end - 1] == '\n'; end--) { /* of a library that ends its lines */
+        text[end - 1] = 0;
+    }
     return fill(err, code, path, tensor, offset, n < 0 ? "unprintable message" : text);
 }
 

@@ -25,6 +25,9 @@ static void test_line_has_every_part(void **state)
     bl_fail(&e, BL_E_USAGE, NULL, NULL, -1, "no");
     assert_string_equal(bl_error_line(&e, line, sizeof line), "no");
     assert_int_equal(strlen(bl_error_line(&e, line, 2)), 1);
+    bl_error_clear(&e);
+    bl_fail(&e, BL_E_INPUT, "a.zip", NULL, -1, "damaged: %s", "wrong size\n");
+    assert_string_equal(bl_error_line(&e, line, sizeof line), "a.zip: damaged: wrong size");
 }
 
 static void test_first_failure_wins(void **state)
