@@ -334,6 +334,9 @@ bl_status bl_buckets_read(const char *folder, bl_arena *arena, bl_buckets *out, 
     if (!path) {
         return bl_fail(err, BL_E_NOMEM, folder, NULL, -1, "out of memory");
     }
+    if (!bl_buckets_recognise(folder) && access(folder, F_OK) == 0) {
+        return bl_fail(err, BL_E_INPUT, folder, NULL, -1, "holds no weight-sync buckets: there is no " BL_BUCKETS_NAME);
+    }
     BL_TRY(bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &data, &size, err));
     bl_status s = bl_buckets_parse(data, size, path, arena, out, err);
     if (s == BL_OK && text) {

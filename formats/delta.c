@@ -132,6 +132,9 @@ bl_status bl_delta_read(const char *folder, bl_arena *arena, bl_delta *out, bl_e
     if (!path) {
         return bl_fail(err, BL_E_NOMEM, folder, NULL, -1, "out of memory");
     }
+    if (!bl_delta_recognise(folder) && access(folder, F_OK) == 0) {
+        return bl_fail(err, BL_E_INPUT, folder, NULL, -1, "holds no delta of weight-sync buckets: there is no " BL_DELTA_NAME);
+    }
     BL_TRY(bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &text, &n, err));
     bl_status s = bl_delta_parse(text, n, path, arena, out, err);
     free(text);

@@ -295,25 +295,33 @@ static bl_status visit(gatherer *g, const char *name, int depth, bl_error *err)
     return in_sums ? BL_OK : unlisted(g, name, regular, err);
 }
 
+/* Not by the locale: findings come in the same order everywhere. */
+static int by_entry(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
 /* Every entry of sub ("" is the folder itself). In a packed model also what is no file at all: nothing may be there unlisted. */
 static bl_status walk(gatherer *g, const char *sub, int depth, bl_error *err)
 {
     const char *folder = *sub ? bl_path_join(g->arena, g->c->path, sub) : g->c->path;
-    DIR *d = folder ? opendir(folder) : NULL;
-    if (!d && *sub && g->all) {
+    struct dirent **entries;
+    int count = folder ? scandir(folder, &entries, NULL, by_entry) : -1;
+    if (count < 0 && *sub && g->all) {
         bl_find(g->f, 3, folder, NULL, -1, -1, "cannot be listed: %s", strerror(errno));
     }
-    if (!d) {
+    if (count < 0) {
         return *sub ? BL_OK : bl_fail_errno(err, errno, 1, g->c->path, "cannot list the folder");
     }
     bl_status s = BL_OK;
-    for (struct dirent *e; s == BL_OK && (e = readdir(d));) {
-        const char *name = aside(g, sub, e->d_name) ? NULL : bl_path_join(g->arena, sub, e->d_name);
+    for (int i = 0; i < count; i++) {
+        const char *name = s != BL_OK || aside(g, sub, entries[i]->d_name) ? NULL : bl_path_join(g->arena, sub, entries[i]->d_name);
         if (name) {
             s = visit(g, name, depth, err);
         }
+        free(entries[i]);
     }
-    closedir(d);
+    free(entries);
     return s;
 }
 

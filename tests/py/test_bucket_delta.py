@@ -188,8 +188,8 @@ def test_another_base(baleen, states, tmp_path):
     """Also the state that the delta has led to: an exclusive or would lead back."""
     refused(baleen, tmp_path, states / "xor-alone", states / "b-alone", "is not the state")
     refused(baleen, tmp_path, states / "xor-slice", states / "a-alone", "is not the state")
-    refused(baleen, tmp_path, states / "xor-alone", DEMO, "buckets.json")
-    refused(baleen, tmp_path, states / "a-alone", states / "a-alone", "delta.json")
+    refused(baleen, tmp_path, states / "xor-alone", DEMO, "holds no weight-sync buckets")
+    refused(baleen, tmp_path, states / "a-alone", states / "a-alone", "holds no delta")
 
 
 @pytest.mark.parametrize("changed", [True, False])

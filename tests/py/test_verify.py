@@ -382,7 +382,7 @@ def test_hub_says_what_it_compared(baleen, tmp_path):
     (snap / "inference" / "model.py").write_text("x = 1")
     r = holds(baleen("verify", snap, "--hub", "--json"))
     j = json.loads(r.out)
-    assert j["hub"]["files_proven"] == len(list(DEMO.iterdir())) and sorted(j["hub"]["no_record"]) == ["inference/model.py", "notes.txt"]
+    assert j["hub"]["files_proven"] == len(list(DEMO.iterdir())) and j["hub"]["no_record"] == ["inference/model.py", "notes.txt"]
     text = holds(baleen("verify", snap, "--hub")).out
     assert "no record of 2 files" in text and "no record: notes.txt" in text
 
@@ -410,6 +410,11 @@ def test_hub_beside_sums(baleen, tmp_path):
 
 
 def test_hub_without_records(baleen, made, tmp_path):
+    wide = copy(tmp_path, DEMO)
+    for i in range(30):
+        (wide / f"{i * 7 % 30:02d}.txt").write_text("x")
+    unknown = json.loads(baleen("verify", wide, "--hub", "--json").out)["hub"]["no_record"]
+    assert unknown == sorted(f.name for f in wide.iterdir()), "not in order"
     assert len(findings(baleen("verify", DEMO, "--hub"), "no records")) == 1
     findings(baleen("verify", made["packed"], "--hub"), "no records")
 
