@@ -10,7 +10,7 @@ static const struct {
 } commands[] = {
     {"bench", cmd_bench, "measure the hot paths beside what this machine can do"},
     {"bucket", cmd_bucket, "deal a checkpoint to weight-sync buckets"},
-    {"convert", cmd_convert, "cast a checkpoint to BF16, or pack it"},
+    {"convert", cmd_convert, "cast a checkpoint to BF16, encode it back, or pack it"},
     {"generate", cmd_generate, "continue a text, or answer a message"},
     {"inspect", cmd_inspect, "what a checkpoint, packed model, file or tokenizer holds"},
     {"logits", cmd_logits, "what the model says at every position of given token ids"},

@@ -24,7 +24,7 @@ static void print_help(const cli_command *c)
         printf("  %-26s %s\n", left, o->help);
     }
     printf("  %-26s %s\n", "--help", "print this text");
-    printf("\nexit status: 0 success, 1 a finding, 2 wrong usage, 3 bad input, 4 I/O trouble\n");
+    printf("\nexit status: 0 success, 1 a finding, 2 wrong usage, 3 bad input, 4 I/O trouble, interrupted\n");
 }
 
 int cli_usage_error(const cli_command *c, const char *fmt, ...)
