@@ -31,6 +31,9 @@ bl_status bl_keys_to_int(const bl_keys *k, const char *key, bl_json v, int64_t m
         }
         *out = (int64_t)d;
     }
+    if (min == max && *out != min) {
+        return bl_fail(k->err, BL_E_INPUT, k->path, key, -1, "is %" PRId64 ", must be %" PRId64, *out, min);
+    }
     if (*out < min || *out > max) {
         return bl_fail(k->err, BL_E_INPUT, k->path, key, -1,
                        "is %" PRId64 ", must be from %" PRId64 " to %" PRId64, *out, min, max);

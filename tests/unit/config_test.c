@@ -131,7 +131,7 @@ static const change changes[] = {
     {"rope_scaling.beta_fast", "\"x\"", "rope_scaling.beta_fast"},
     {"rope_scaling.beta_slow", "-1", "rope_scaling.beta_slow"},
     {"rope_scaling.original_max_position_embeddings", "1.5", "original_max_position_embeddings|integer"},
-    {"hc_mult", "2", "'hc_mult'"},
+    {"hc_mult", "2", "'hc_mult'|is 2, must be 4"},
     {"hc_sinkhorn_iters", "0", "'hc_sinkhorn_iters'"},
     {"n_shared_experts", "2", "'n_shared_experts'"},
     {"vocab_size", "0", "'vocab_size'"},
