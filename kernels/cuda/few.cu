@@ -1,6 +1,7 @@
 /* Products of up to eight tokens, where reading the weight is all there is to do: one or two blocks on each multiprocessor walk over tiles
  * of 16 rows; a warp has its own ring of stages in shared memory, filled ahead by asynchronous copies, so that reading never waits for
  * arithmetic or for the end of a tile. Segment sums go to shared memory and are added there ascending (dot.h: the order). */
+#include "kernels/cuda/copies.cuh"
 #include "kernels/cuda/few.h"
 #include "kernels/cuda/few_tiles.cuh"
 
@@ -36,11 +37,6 @@ template <int N> __device__ __forceinline__ void copy_async(uint32_t to, const u
 {
     if (N == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void copies_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 /* A warp's next pieces of work. */
@@ -241,7 +237,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
                 fetch<KIND>(stages + stage * STAGE, block.tile[ahead.base + in], ahead.unit - in * p.segments, ahead.part, p.cols);
                 if (++ahead.part == parts_of<KIND>::COUNT) ahead.part = 0, ahead.unit += WARPS;
             }
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copies_end_group();
         };
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) fetch_next(i);
@@ -258,7 +254,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
 #pragma unroll
                 for (int part = 0; part < parts_of<KIND>::COUNT; part++) {
                     fetch_next(stage == 0 ? STAGES - 1 : stage - 1);
-                    copies_wait<STAGES - 1>();
+                    copies_wait_for<STAGES - 1>();
                     __syncwarp();
                     chain<KIND>(c, stages + stage * STAGE, x, part);
                     __syncwarp();
@@ -282,7 +278,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
             }
             if (!other) __syncthreads();
         }
-        copies_wait<0>();
+        copies_wait_for<0>();
     }
     if (wait && mine == 0) wait_for_last();
 }
