@@ -159,7 +159,7 @@ FILES = {
     "hole between": (two([0, 4], [6, 10], 10), "hole"),
     "overlap": (two([0, 4], [2, 6], 6), "overlaps"),
     "two names for the same bytes": (two([0, 4], [0, 4], 4), "overlaps"),
-    "trailing byte": (one() + b"5", "follow the last tensor"),
+    "trailing byte": (one() + b"5", "1 byte follows the last tensor"),
     "last byte missing": (one()[:-1], "truncated"),
     "header without data": (st({"a": entry("U8", [1 << 40], [0, 1 << 40])}), "truncated"),
     "1 TB of hole, one byte short": (sparse(1 << 40), "truncated"),

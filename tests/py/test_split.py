@@ -153,7 +153,7 @@ def test_as_hints(baleen, inner, tmp_path):
     assert baleen("convert", inner, cast, "--to", "bf16", "--keep", "dspark,vision").rc == 0
     for split in SPLITS:
         made = pack(baleen, inner, tmp_path / split, layout_of(inner, split))
-        r = baleen("convert", cast, tmp_path / "again", "--to", "released", "--scale-hints", made)
+        r = baleen("convert", cast, tmp_path / f"again-{split}", "--to", "released", "--scale-hints", made)
         if split == "pad":
             assert r.rc == 0 and re.search(r"scale hints for (\d+) of \1 weights", r.out)
             continue
