@@ -1,5 +1,6 @@
 """Shared by the python tests: where the build, the shared material and the demo model are, and how to run the programs."""
 import contextlib
+import ctypes
 import os
 import pathlib
 import re
@@ -30,6 +31,16 @@ def run(*args, timeout=300, env=None, **kw):
         rest += ["--device", DEVICE]
     done = subprocess.run([str(BUILD / "tools" / program), *rest], capture_output=True, text=True, timeout=timeout, env=env, **kw)
     return Result(done)
+
+
+def driver(name):
+    """The library BUILD/tests/NAME with functions for this interpreter to call; skips where there is none that it can load."""
+    path = BUILD / "tests" / name
+    if not path.exists():
+        pytest.skip(f"{path} is not built: NOT checked against the oracle")
+    if b"__asan_init" in path.read_bytes():
+        pytest.skip(f"{name} has the address sanitizer, which has to come before this interpreter: NOT checked against the oracle")
+    return ctypes.CDLL(str(path))
 
 
 def peak_memory(*args):

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from conftest import BUILD
+from conftest import driver
 
 F32, U16, U8, I64 = np.float32, np.uint16, np.uint8, ctypes.c_int64
 P = ctypes.c_void_p
@@ -31,7 +31,7 @@ class Slots(ctypes.Structure):
 
 
 def load(cpu):
-    lib = ctypes.CDLL(str(BUILD / "tests" / "ops_driver.so"))
+    lib = driver("ops_driver.so")
     lib.ops_table.restype = ctypes.POINTER(Table)
     lib.ops_select_top.restype = I64
     have = lib.ops_cpu()

@@ -4,17 +4,14 @@ import ctypes
 import numpy as np
 import pytest
 
-from conftest import BUILD
+from conftest import driver
 
 LEVELS = {"c": 0, "avx2": 1, "avx512": 3, "neon": 256}  # masks of kernels/cpu.h
 
 
 @pytest.fixture(scope="module")
 def lib():
-    path = BUILD / "tests" / "quant_driver.so"
-    if not path.exists():
-        pytest.skip(f"{path} is not built: the encoders are NOT checked against the oracle")
-    return ctypes.CDLL(str(path))
+    return driver("quant_driver.so")
 
 
 @pytest.fixture(params=LEVELS)
