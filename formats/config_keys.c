@@ -12,13 +12,15 @@ bl_status bl_keys_bad(const bl_keys *k, const char *key, const char *what)
     return bl_fail(k->err, BL_E_INPUT, k->path, key, -1, "%s", what);
 }
 
+bl_json bl_keys_member(bl_json object, const char *key)
+{
+    bl_json v = bl_json_get(object, key);
+    return v.kind == BL_JSON_NULL ? (bl_json){NULL, 0, BL_JSON_NONE} : v;
+}
+
 bl_json bl_keys_find(const bl_keys *k, const char *key)
 {
-    bl_json v = bl_json_get(k->text, key);
-    if (v.kind == BL_JSON_NONE) {
-        v = bl_json_get(k->top, key);
-    }
-    return v.kind == BL_JSON_NULL ? (bl_json){NULL, 0, BL_JSON_NONE} : v;
+    return bl_keys_member(bl_json_get(k->text, key).kind == BL_JSON_NONE ? k->top : k->text, key);
 }
 
 bl_status bl_keys_to_int(const bl_keys *k, const char *key, bl_json v, int64_t min, int64_t max, int64_t *out)
@@ -95,8 +97,7 @@ bl_status bl_keys_bool(const bl_keys *k, const char *key, bool fallback, bool *o
     return v.kind == BL_JSON_NONE || bl_json_bool(v, out) ? BL_OK : bl_keys_bad(k, key, "must be true or false");
 }
 
-bl_status bl_keys_list(const bl_keys *k, const char *key, int64_t min, int64_t max, const int64_t **out,
-                           int *count)
+bl_status bl_keys_list(const bl_keys *k, const char *key, int64_t min, int64_t max, const int64_t **out, int *count)
 {
     bl_json v = bl_keys_find(k, key), name, e;
     *count = 0;
@@ -125,8 +126,7 @@ bl_status bl_keys_list(const bl_keys *k, const char *key, int64_t min, int64_t m
     return BL_OK;
 }
 
-bl_status bl_keys_int_list(const bl_keys *k, const char *key, int min, int max, const int **out,
-                               int *count)
+bl_status bl_keys_int_list(const bl_keys *k, const char *key, int min, int max, const int **out, int *count)
 {
     const int64_t *wide;
     BL_TRY(bl_keys_list(k, key, min, max, &wide, count));

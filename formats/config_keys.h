@@ -23,8 +23,9 @@ typedef struct bl_key_int {
 
 /* A failure that names key. */
 bl_status bl_keys_bad(const bl_keys *k, const char *key, const char *what);
-/* The value of a key; NONE when it is absent or null. */
+/* The value of a key, and of one in an object; NONE when it is absent or null. */
 bl_json bl_keys_find(const bl_keys *k, const char *key);
+bl_json bl_keys_member(bl_json object, const char *key);
 
 /* Numbers that must be there. Integers may be written as 16.0, as trainers do. */
 bl_status bl_keys_i64(const bl_keys *k, const char *key, int64_t min, int64_t max, int64_t *out);

@@ -395,8 +395,8 @@ static void test_earlier(void **state)
     static const char *const bad[][2] = {
         {"{\"num_hidden_layers\": 1}", "'model_type'|missing"},
         {"{\"model_type\": \"x\"}", "'num_hidden_layers'|missing"},
-        {"{\"model_type\": \"x\", \"num_hidden_layers\": 0}", "'num_hidden_layers'|integer from 1"},
-        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1.5}", "'num_hidden_layers'|integer from 1"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 0}", "'num_hidden_layers'|from 1 to 1024"},
+        {"{\"model_type\": \"x\", \"num_hidden_layers\": 1.5}", "'num_hidden_layers'|must be an integer"},
         {"{\"model_type\": \"x\", \"num_hidden_layers\": 1025}", "'num_hidden_layers'|1 to 1024"},
         {"{\"model_type\": \"x\", \"num_hidden_layers\": 1, \"n_routed_experts\": -1}", "'n_routed_experts'"},
         {"{\"model_type\": \"x\", \"num_hidden_layers\": 1, \"quantization_config\": 1}", "'quantization_config'|object"},
