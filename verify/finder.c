@@ -3,6 +3,7 @@
 #include "verify/digest.h"
 
 #include <errno.h>
+#include <search.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,57 +38,34 @@ void bl_find(bl_finder *f, int level, const char *path, const char *tensor, int6
     report(f, (bl_finding){level, e.path, e.tensor, begin, end, e.message});
 }
 
-/* The place of d in a table of cap places, a power of two, which has free ones: zeros. */
-static bl_digest *place_of(bl_digest *table, size_t cap, const bl_digest *d)
+static int by_bytes(const void *a, const void *b)
 {
-    static const bl_digest none;
-    size_t at;
-    memcpy(&at, d->b, sizeof at);
-    for (at &= cap - 1; !bl_digest_equal(&table[at], &none) && !bl_digest_equal(&table[at], d); at = (at + 1) & (cap - 1)) {
-    }
-    return &table[at];
+    return memcmp(a, b, sizeof(bl_digest));
 }
 
-/* Room for one more, if there is memory: a problem that cannot be noted is reported again. */
-static void make_room(bl_finder *f)
-{
-    static const bl_digest none;
-    size_t cap = f->seen_cap ? 2 * f->seen_cap : 64;
-    bl_digest *grown = 2 * f->seen_count >= f->seen_cap ? calloc(cap, sizeof *grown) : NULL;
-    for (size_t i = 0; grown && i < f->seen_cap; i++) {
-        if (!bl_digest_equal(&f->seen[i], &none)) {
-            *place_of(grown, cap, &f->seen[i]) = f->seen[i];
-        }
-    }
-    if (grown) {
-        free(f->seen);
-        f->seen = grown;
-        f->seen_cap = cap;
-    }
-}
-
-/* Was it reported before? */
+/* Was it reported before? Without memory it is not noted, and reported again. */
 static bool is_repeated(bl_finder *f, const bl_error *problem)
 {
     char text[sizeof problem->path + sizeof problem->message];
     int n = snprintf(text, sizeof text, "%s\n%s", problem->path, problem->message);
-    bl_digest d = bl_digest_bytes(text, (uint64_t)n);
-    pthread_mutex_lock(&f->lock);
-    make_room(f);
-    bool room = f->seen_count + 1 < f->seen_cap;
-    bl_digest *place = room ? place_of(f->seen, f->seen_cap, &d) : NULL;
-    bool found = place && bl_digest_equal(place, &d);
-    if (place && !found) {
-        *place = d;
-        f->seen_count++;
+    bl_digest *d = malloc(sizeof *d);
+    if (!d) {
+        return false;
     }
+    *d = bl_digest_bytes(text, (uint64_t)n);
+    pthread_mutex_lock(&f->lock);
+    bl_digest *const *node = tsearch(d, &f->seen, by_bytes);
+    bool kept = node && *node == d;
     pthread_mutex_unlock(&f->lock);
-    return found;
+    if (!kept) {
+        free(d);
+    }
+    return node && !kept;
 }
 
 void bl_finder_close(bl_finder *f)
 {
-    free(f->seen);
+    tdestroy(f->seen, free);
     pthread_mutex_destroy(&f->lock);
 }
 

@@ -10,8 +10,7 @@ typedef struct bl_finder {
     const bl_verify_options *o;
     pthread_mutex_t lock;
     size_t count;
-    bl_digest *seen; /* [seen_cap] a hash table with seen_count entries: what bl_finder_problem reported about whole files */
-    size_t seen_count, seen_cap;
+    void *seen; /* a tree (search.h) of digests of what bl_finder_problem reported about whole files */
     const bl_archive *archives[2]; /* that the checkpoints come from: findings name them, not what stands for them */
     int level; /* for problems that come as bl_error through bl_finder_problem */
 } bl_finder;
