@@ -216,6 +216,17 @@ __device__ __forceinline__ void set_remote(int *p, unsigned rank, int v)
                  :: "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank), "r"(v) : "memory");
 }
 
+/* The sum of x of this lane and all before it in the warp. */
+template <class T> __device__ __forceinline__ T warp_scan(T x)
+{
+    const int lane = threadIdx.x % WARP;
+    for (int d = 1; d < WARP; d *= 2) {
+        const T y = __shfl_up_sync(~0u, x, d);
+        if (lane >= d) x += y;
+    }
+    return x;
+}
+
 /* ---- kernels that begin early (programmatic dependent launches): the next one in the stream may be set up from here on; and what
  * the one before has written is there from here on. A kernel that was launched so must wait, whatever it reads. */
 __device__ __forceinline__ void start_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
@@ -227,21 +238,40 @@ __device__ __forceinline__ void take_over(void)
     start_next();
 }
 
-/* On the host: start a kernel that begins early, or not. */
+/* On the host: start a kernel with so many attributes. */
+template <class... P, class... A>
+static void launch_with(cudaLaunchAttribute *attributes, unsigned count, cudaStream_t s, dim3 grid, int threads, int64_t bytes,
+                        void (*kernel)(P...), A... args)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = s;
+    config.attrs = attributes;
+    config.numAttrs = count;
+    cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+/* ... one that begins early, or not. */
 template <class... P, class... A>
 static void launch_early(bool early, cudaStream_t s, dim3 grid, int threads, int64_t bytes, void (*kernel)(P...), A... args)
 {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = s;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, args...);
+    launch_with(&attribute, early ? 1 : 0, s, grid, threads, bytes, kernel, args...);
+}
+
+/* ... in clusters of so many blocks. */
+template <class... P, class... A>
+static void launch_clusters(unsigned blocks, cudaStream_t s, unsigned clusters, int threads, void (*kernel)(P...), A... args)
+{
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = blocks;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    launch_with(&attribute, 1, s, dim3(clusters * blocks), threads, 0, kernel, args...);
 }
 
 /* ---- tensor core */

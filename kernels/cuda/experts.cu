@@ -73,11 +73,7 @@ __device__ int block_scan(int value, int *total)
 {
     __shared__ int warps[WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int x = value;
-    for (int d = 1; d < WARP; d *= 2) {
-        const int y = __shfl_up_sync(~0u, x, d);
-        if (lane >= d) x += y;
-    }
+    int x = warp_scan(value);
     if (lane == WARP - 1) warps[warp] = x;
     __syncthreads();
     int before = 0, sum = 0;

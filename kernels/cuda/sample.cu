@@ -151,11 +151,7 @@ __device__ __forceinline__ void find_bin(shared_memory &sh, unsigned long long w
     const int lane = threadIdx.x, each = BINS / WARP, top = BINS - 1 - lane * each; /* lane 0 has the highest bins */
     unsigned long long sum = 0;
     for (int i = 0; i < each; i++) sum += sh.amount[top - i];
-    unsigned long long through = sum;
-    for (int d = 1; d < WARP; d *= 2) {
-        const unsigned long long y = __shfl_up_sync(~0u, through, d);
-        if (lane >= d) through += y;
-    }
+    unsigned long long through = warp_scan(sum);
     unsigned long long above = through - sum;
     if (above >= wanted || through < wanted) return;
 #pragma unroll 1
@@ -275,11 +271,7 @@ __device__ __forceinline__ void pick(choice &c, const beginning &b, unsigned lon
         const bool tie = i < to && x == b.key;
         const unsigned mask = __ballot_sync(~0u, tie);
         const bool kept = i < to && (x > b.key || (tie && seen + __popc(mask & ((1u << lane) - 1)) < (unsigned long long)b.ties));
-        unsigned long long through = kept ? bl_sampling_units(bl_bits_float(x), c.scale) : 0;
-        for (int d = 1; d < WARP; d *= 2) {
-            const unsigned long long y = __shfl_up_sync(~0u, through, d);
-            if (lane >= d) through += y;
-        }
+        unsigned long long through = warp_scan<unsigned long long>(kept ? bl_sampling_units(bl_bits_float(x), c.scale) : 0);
         const unsigned hit = __ballot_sync(~0u, before + through > target);
         if (hit) {
             if (lane == 0) *drawn = bl_cuda_drawn{c.first + i + __ffs(hit) - 1, nans};

@@ -67,12 +67,8 @@ __device__ void find_bin(select_shared &sh, int k)
 {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, top = BINS - 1 - 2 * threadIdx.x; /* thread 0 has the highest */
     const int first = sh.total[top], second = sh.total[top - 1];
-    int through = first + second;
     if (threadIdx.x == 0) sh.bin = -1;
-    for (int d = 1; d < WARP; d *= 2) {
-        const int y = __shfl_up_sync(~0u, through, d);
-        if (lane >= d) through += y;
-    }
+    int through = warp_scan(first + second);
     if (lane == WARP - 1) sh.greater[warp] = through;
     __syncthreads();
     through += place_of(sh.greater).before;
@@ -229,11 +225,7 @@ __device__ int narrow(select_shared &sh, candidate_list &c, const team &t, const
         const uint32_t x[4] = {v.x, v.y, v.z, v.w};
         const int count = (x[0] >= least) + (x[1] >= least) + (x[2] >= least) + (x[3] >= least);
         if (!__any_sync(~0u, count != 0)) continue;
-        int through = count;
-        for (int d = 1; d < WARP; d *= 2) {
-            const int y = __shfl_up_sync(~0u, through, d);
-            if (lane >= d) through += y;
-        }
+        int through = warp_scan(count);
         int to_next = at + through - count;
         at += __shfl_sync(~0u, through, WARP - 1);
 #pragma unroll
@@ -310,17 +302,7 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selectio
 void launch_choice(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
 {
     const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)a->rows * blocks);
-    config.blockDim = dim3(SELECT_THREADS);
-    config.stream = s;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, select_kernel, *a, *a->t);
+    launch_clusters(blocks, s, (unsigned)a->rows, SELECT_THREADS, select_kernel, *a, *a->t);
 }
 
 } // namespace bl

@@ -318,17 +318,7 @@ void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
         advance_many_kernel<<<(unsigned)a->T, THREADS, S * a->D * 2, s>>>(*a);
         return;
     }
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = parts;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)a->T * parts);
-    config.blockDim = dim3(THREADS);
-    config.stream = s;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, advance_kernel, *a);
+    launch_clusters(parts, s, (unsigned)a->T, THREADS, advance_kernel, *a);
 }
 
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
