@@ -193,8 +193,8 @@ int cmd_convert(int argc, char **argv)
     convert_arguments a = CONVERT_ARGUMENTS;
     bool json = false;
     int count;
-    bl_convert_options o = {.cpu = bl_cpu_detect(), .shard_size = CLI_UNSET_SIZE, .spill_max = BL_SPILL_MAX, .engram_multipliers = bl_engram_multipliers,
-                            .cancelled = cli_interrupted, .note = on_note};
+    bl_convert_options o = {.cpu = bl_cpu_detect(), .shard_size = CLI_UNSET_SIZE, .spill_max = BL_SPILL_MAX,
+                            .engram_multipliers = bl_engram_multipliers, .cancelled = cli_interrupted, .note = on_note};
     const cli_option options[] = {
         {"to", CLI_WORD(convert_targets), &a.to, "FORM", "bf16, released or packed"},
         {"keep", CLI_WORDS(convert_classes), &a.keep, "LIST", "bf16: keep dspark, vision or dspark,vision, which are left out otherwise"},
@@ -223,8 +223,7 @@ int cmd_convert(int argc, char **argv)
         {"canonical-zero", CLI_FLAG, &o.canonical_zero, NULL, "released: write -0 as +0"},
         {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE", "compressed archives: most bytes to unpack as a whole (default 4GiB)"},
         {"jobs", CLI_INT(1, CLI_JOBS_MAX), &a.jobs, "N", "threads (default: twice the CPUs)"},
-        {"device", CLI_WORD(cli_devices), &a.device, "NAME",
-         "bf16: cast on cpu (default), cuda (same bytes; seldom faster) or auto (cuda beside a single CPU)"},
+        {"device", CLI_WORD(convert_devices), &a.device, "NAME", "bf16: what casts: cpu (default), or cuda, which gives the same bytes"},
         {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set to use (default: native)"},
         {"no-sha256", CLI_FLAG, &o.no_sha256, NULL, "leave the SHA-256 of large files out"},
         {"resume", CLI_FLAG, &o.resume, NULL, "go on from what an interrupted run left, and leave what is done when interrupted"},

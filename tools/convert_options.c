@@ -1,8 +1,6 @@
 #include "tools/convert_options.h"
 
-#include "formats/pool.h"
 #include "kernels/cuda/host.h"
-#include "runtime/backend.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +13,7 @@ const char *const convert_splits[] = {"pad", "expand1x32", "bf16", NULL};
 const char *const convert_engrams[] = {"split", "shared", NULL};
 const char *const convert_experts[] = {"fp4", "fp8", NULL};
 const char *const convert_blocks[] = {"32x32", "1x32", NULL};
+const char *const convert_devices[] = {"cpu", "cuda", NULL};
 const char *const convert_ties[] = {[BL_FP4_TIES_EVEN] = "even", [BL_FP4_TIES_DOWN] = "down", NULL};
 
 const char *convert_target_name(bl_target t)
@@ -151,9 +150,6 @@ int convert_options_read(const cli_command *c, const convert_arguments *a, bl_co
     return rc;
 }
 
-/* Below so many CPUs a GPU's copies both ways are quicker than they. */
-enum { FEW_CPUS = 2 };
-
 int convert_device_open(const cli_command *c, const convert_arguments *a, bl_convert_options *o)
 {
     bl_error err;
@@ -161,8 +157,7 @@ int convert_device_open(const cli_command *c, const convert_arguments *a, bl_con
     if (a->device >= 0 && o->target != BL_TO_BF16) {
         return cli_usage_error(c, "--device goes with --to bf16");
     }
-    bool wanted = a->device == BL_DEVICE_CUDA || (a->device == BL_DEVICE_AUTO && bl_cpus_available() < FEW_CPUS && bl_cuda_usable());
-    return !wanted || o->dry_run || bl_cuda_cast_device(&o->caster, &err) == BL_OK ? -1 : cli_report(c->program, err.code, &err);
+    return a->device < 1 || o->dry_run || bl_cuda_cast_device(&o->caster, &err) == BL_OK ? -1 : cli_report(c->program, err.code, &err);
 }
 
 void convert_options_free(bl_convert_options *o)

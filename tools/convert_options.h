@@ -10,6 +10,7 @@ extern const char *const convert_targets[]; /* at a bl_target, less 1 */
 extern const char *const convert_classes[]; /* bits of BL_DROP_ */
 extern const char *const convert_splits[];  /* at a bl_split, less 1 */
 extern const char *const convert_engrams[], *const convert_experts[], *const convert_blocks[], *const convert_ties[];
+extern const char *const convert_devices[];
 
 /* Words and numbers that were not given are -1 and 0. */
 typedef struct convert_arguments {
