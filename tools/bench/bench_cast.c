@@ -2,6 +2,7 @@
 #include "tools/bench.h"
 
 #include "kernels/cast.h"
+#include "kernels/sampling_math.h"
 #include "tools/bench/bench_encode.h"
 
 #include <string.h>
@@ -105,9 +106,8 @@ static bl_status fill(bench *b, buffers *m, uint64_t bytes, bl_error *err)
     BL_TRY(bench_memory(b, n, (void **)&m->codes, err));
     BL_TRY(bench_memory(b, n / 32, (void **)&m->scale, err));
     BL_TRY(bench_memory(b, 2 * n, (void **)&m->out, err));
-    uint64_t x = 1;
     for (size_t i = 0; i < n; i++) {
-        x = x * 6364136223846793005u + 1442695040888963407u;
+        uint64_t x = bl_splitmix64(i);
         uint8_t code = (uint8_t)(x >> 56);
         m->codes[i] = (code & 0x7f) == 0x7f ? code ^ 1 : code;
         m->scale[i / 32] = (uint8_t)(112 + (x >> 40) % 8);

@@ -4,6 +4,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/quant.h"
+#include "kernels/sampling_math.h"
 
 #include <stdalign.h>
 #include <string.h>
@@ -23,9 +24,8 @@ typedef struct encode_run {
 /* Values as weights have them: sums of four uniform bytes. */
 static void fill(uint16_t *x, size_t n)
 {
-    uint64_t state = 1;
     for (size_t i = 0; i < n; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
+        uint64_t state = bl_splitmix64(i);
         int sum = (int)(state >> 56) + (int)(state >> 48 & 255) + (int)(state >> 40 & 255) + (int)(state >> 32 & 255);
         x[i] = bl_f32_to_bf16((float)(sum - 510) * 0x1p-13f);
     }

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu.h"
 #include "kernels/linear.h"
+#include "kernels/sampling_math.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -146,8 +147,7 @@ static bl_status many_tokens(bench *b, const memory *m, const bl_linear_kernels 
 
 static uint64_t next_random(uint64_t *state)
 {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 16;
+    return bl_splitmix64((*state)++) >> 16;
 }
 
 /* Bytes that are normal values of about 1 as codes of every kind, scales as a trained model has them, x of about

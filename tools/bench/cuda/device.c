@@ -1,6 +1,7 @@
 /* Single kernels of the CUDA backend at the released sizes, beside the copy rate of the device or the rate of its products. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/ops.h"
+#include "kernels/sampling_math.h"
 #include "tools/bench/cuda/device.h"
 
 #include <cuda_runtime_api.h>
@@ -29,11 +30,8 @@ void *device_bytes(size_t bytes, int random)
     static uint32_t pattern[PATTERN / 4];
     uint8_t *p = NULL;
     if (cudaMalloc((void **)&p, bytes + PATTERN) != cudaSuccess) return NULL;
-    uint64_t state = 1;
-    for (size_t i = 0; i < PATTERN / 4; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        pattern[i] = random ? (uint32_t)(state >> 32) & 0xbfbfbfbf : 0; /* no NaN among e4m3 codes, bf16 of moderate size */
-    }
+    for (size_t i = 0; i < PATTERN / 4; i++)
+        pattern[i] = random ? (uint32_t)bl_splitmix64(i) & 0xbfbfbfbf : 0; /* no NaN among e4m3 codes, bf16 of moderate size */
     for (size_t at = 0; at < bytes; at += PATTERN) cudaMemcpy(p + at, pattern, PATTERN, cudaMemcpyHostToDevice);
     return p;
 }
@@ -52,10 +50,8 @@ static uint8_t *device_rows(int64_t rows, size_t codes, size_t scales, unsigned 
     const size_t bytes = codes + scales, all = (size_t)rows * bytes, part = rows < PATTERN ? all : PATTERN * bytes;
     uint8_t *pattern = malloc(part), *p = NULL;
     if (pattern && cudaMalloc((void **)&p, all) == cudaSuccess) {
-        uint64_t state = 1;
         for (size_t i = 0; i < part; i++) {
-            state = state * 6364136223846793005u + 1442695040888963407u;
-            const unsigned r = (unsigned)(state >> 40);
+            const unsigned r = (unsigned)bl_splitmix64(i);
             pattern[i] = (uint8_t)(i % bytes < codes ? r & 0xbf : least + r % 4);
         }
         for (size_t at = 0; at < all; at += part) cudaMemcpy(p + at, pattern, all - at < part ? all - at : part, cudaMemcpyHostToDevice);
@@ -68,11 +64,7 @@ static uint8_t *device_rows(int64_t rows, size_t codes, size_t scales, unsigned 
 static uint16_t *device_bf16(size_t n)
 {
     uint16_t *host = malloc(2 * n), *p = NULL;
-    uint64_t state = 1;
-    for (size_t i = 0; host && i < n; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        host[i] = (uint16_t)(0x3e00 | (state >> 40 & 0x81ff));
-    }
+    for (size_t i = 0; host && i < n; i++) host[i] = (uint16_t)(0x3e00 | (bl_splitmix64(i) & 0x81ff));
     p = host ? device_copy(host, 2 * n) : NULL;
     free(host);
     return p;

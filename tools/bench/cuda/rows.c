@@ -1,5 +1,6 @@
 /* Kernels whose time is that of moving memory: the streams' mixing, rows of Engram tables, drawing. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/sampling_math.h"
 #include "tools/bench/cuda/device.h"
 
 #include <math.h>
@@ -88,11 +89,7 @@ static bl_status add_gather(bench *b, bench_subject s[2], bl_error *err)
     const size_t most = (size_t)TOKENS * COLUMNS;
     gather_run *runs = bench_record(b, 2 * sizeof *runs);
     int64_t *rows = malloc(TIMES * most * sizeof *rows);
-    uint64_t state = 1;
-    for (size_t i = 0; rows && i < TIMES * most; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        rows[i] = (int64_t)(state >> 40) % TABLE_ROWS;
-    }
+    for (size_t i = 0; rows && i < TIMES * most; i++) rows[i] = (int64_t)(bl_splitmix64(i) >> 1) % TABLE_ROWS;
     const gather_run large = {.codes = device_bytes((size_t)TABLE_ROWS * ROW, 1),
                               .scale = device_bytes((size_t)TABLE_ROWS * ROW / 32, 1), .count = (int64_t)most,
                               .rows = rows ? device_copy(rows, TIMES * most * sizeof *rows) : NULL,
@@ -128,13 +125,10 @@ static bl_status add_draw(bench *b, bench_subject *s, bl_error *err)
     draw_run *r = bench_record(b, sizeof *r);
     bl_cuda_draw draws[DRAWS];
     float *logits = malloc(n * sizeof *logits);
-    uint64_t state = 1;
     for (size_t i = 0; logits && i < n; i++) { /* sums of four are near enough to normal */
-        logits[i] = 0;
-        for (int k = 0; k < 4; k++) {
-            state = state * 6364136223846793005u + 1442695040888963407u;
-            logits[i] += 5.0f * ((float)(state >> 40) * 0x1p-24f - 0.5f);
-        }
+        const uint64_t bits = bl_splitmix64(i);
+        const int sum = (int)(bits & 0xffff) + (int)(bits >> 16 & 0xffff) + (int)(bits >> 32 & 0xffff) + (int)(bits >> 48);
+        logits[i] = 5.0f * ((float)sum * 0x1p-16f - 2);
     }
     for (int i = 0; i < DRAWS; i++)
         draws[i] = (bl_cuda_draw){.sampling = {.temperature = 1, .top_p = 0.95f, .seed = (uint64_t)i}, .position = 7, .draw = true};
