@@ -388,7 +388,8 @@ static bl_status fill_folder(bl_bucket_job *b, bl_error *err)
     apply_job *a = (apply_job *)(void *)b;
     bl_job *j = &b->job;
     const bl_stream stream = {.lanes = a->streams, .lane_count = a->count, .sequence = j->archive != NULL, .jobs = a->o->jobs,
-                              .work = read_old, .in_order = make_new, .arg = a, .cancelled = a->o->cancelled, .progress = a->o->progress, .progress_arg = a->o->progress_arg};
+                              .work = read_old, .in_order = make_new, .arg = a, .cancelled = a->o->cancelled,
+                              .progress = a->o->progress, .progress_arg = a->o->progress_arg};
     bl_status s = a->count ? bl_stream_run(&stream, err) : BL_OK;
     for (size_t i = 0; i < a->count; i++) {
         close_lane(&a->lanes[i]);

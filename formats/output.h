@@ -8,8 +8,8 @@
 
 typedef struct bl_output bl_output;
 
-/* Start path under a temporary name. Existing files are replaced only at commit; what is there and no file is refused (BL_E_IO). size > 0 reserves that many bytes, so that
- * a full disk shows before the work is done; the file then has at least that size. Several outputs for one path may be open:
+/* Start path under a temporary name. Existing files are replaced only at commit; what is there and no file is refused (BL_E_IO).
+ * size > 0 reserves that many bytes, so that a full disk shows before the work is done; the file then has at least that size. Several outputs for one path may be open:
  * the last commit wins. */
 bl_status bl_output_open(bl_output **out, const char *path, uint64_t size, bl_error *err);
 /* Write all n bytes at offset; thread-safe for disjoint ranges. */

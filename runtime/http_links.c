@@ -146,11 +146,11 @@ static int64_t count_descriptors(void)
 bl_status bl_http_budget(bl_http *h, int share, bl_error *err)
 {
     struct rlimit limit;
-    int64_t left = h->options.max_connections, open = count_descriptors();
+    int64_t left = h->options.max_connections, opened = count_descriptors();
     pthread_mutex_lock(&h->lock);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT64_MAX) {
-        const int64_t free = ((int64_t)limit.rlim_cur - open + h->stats.connections) / share;
-        const int64_t room = free - (free / 2 < BL_HTTP_SLACK ? free / 2 : BL_HTTP_SLACK);
+        const int64_t most = ((int64_t)limit.rlim_cur - opened + h->stats.connections) / share;
+        const int64_t room = most - (most / 2 < BL_HTTP_SLACK ? most / 2 : BL_HTTP_SLACK);
         left = room < left ? room : left;
     }
     h->room = (int)(left > 0 ? left : 0);

@@ -74,7 +74,7 @@ static void print_roles(const bl_checkpoint *checkpoint, const generation_facts 
     }
 }
 
-static void print_class_bytes(const bl_checkpoint *c, const generation_facts *f)
+static void print_checkpoint(const bl_checkpoint *c, const generation_facts *f)
 {
     char b[32];
     printf("%s: %s", c->name, kind_name(c));
@@ -101,7 +101,7 @@ static int inspect_checkpoint(const cli_command *cmd, const bl_checkpoint *c, bo
     bl_error err = {0};
     bl_status st = c->has_config ? generation_find(c, &f, &err) : BL_OK;
     if (st != BL_OK || !json) {
-        if (st == BL_OK) print_class_bytes(c, &f);
+        if (st == BL_OK) print_checkpoint(c, &f);
         bl_arena_reset(&f.arena);
         return cli_report(cmd->program, st, &err);
     }

@@ -55,8 +55,8 @@ int cmd_merge(int argc, char **argv)
     int64_t jobs = 0;
     bool json = false;
     int count;
-    bl_convert_options o = {.cpu = bl_cpu_detect(), .target = BL_TO_MERGED, .shard_size = 5000000000u, .spill_max = BL_SPILL_MAX, .cancelled = cli_interrupted,
-                            .note = on_note};
+    bl_convert_options o = {.cpu = bl_cpu_detect(), .target = BL_TO_MERGED, .shard_size = 5000000000u, .spill_max = BL_SPILL_MAX,
+                            .cancelled = cli_interrupted, .note = on_note};
     const cli_option options[] = {{"shard-size", CLI_SIZE(1, CLI_SIZE_MOST), &o.shard_size, "SIZE",
                                    "most bytes of tensors in a file (default 5GB)"},
                                   {"spill", CLI_SIZE(0, CLI_SIZE_MOST), &o.spill_max, "SIZE",

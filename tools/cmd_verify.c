@@ -198,8 +198,8 @@ int cmd_verify(int argc, char **argv)
     int64_t level = CLI_UNSET, jobs = 0, rank = CLI_UNSET;
     int count;
     output out = {0};
-    bl_verify_options o = {.cpu = bl_cpu_detect(), .spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded, .note = on_note, .arg = &out,
-                           .cancelled = cli_interrupted};
+    bl_verify_options o = {.cpu = bl_cpu_detect(), .spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded,
+                           .note = on_note, .arg = &out, .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT(0, 4), &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT(0, BL_MAX_RANKS - 1), &rank, "N",
                                    "packed: only what rank N needs, on a node that holds no other"},

@@ -95,7 +95,8 @@ void generation_model(const bl_config *c)
     } else {
         printf("model: %d layer%s, hidden %d, %d head%s of %d, %d expert%s (%d per token) of %d, vocabulary %d, context %lld\n",
                c->num_hidden_layers, plural(c->num_hidden_layers), c->hidden_size, c->num_attention_heads, plural(c->num_attention_heads),
-               c->head_dim, c->n_routed_experts, plural(c->n_routed_experts), c->num_experts_per_tok, c->moe_intermediate_size, c->vocab_size, (long long)c->max_position_embeddings);
+               c->head_dim, c->n_routed_experts, plural(c->n_routed_experts), c->num_experts_per_tok, c->moe_intermediate_size,
+               c->vocab_size, (long long)c->max_position_embeddings);
         printf("       window %d, top %d of compressed entries, %d draft layer%s%s\n", c->sliding_window, c->index_topk,
                c->num_nextn_predict_layers, plural(c->num_nextn_predict_layers), c->has_vision ? ", vision" : "");
     }

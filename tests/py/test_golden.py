@@ -124,7 +124,8 @@ def test_ids_from_a_file(nano, tmp_path):
 
 @pytest.mark.parametrize("args, rc, word", [
     (["--ids", "1,2,x"], 2, "--ids"), (["--ids", ""], 2, "--ids"), (["--ids", "1 2 99999999999"], 2, "--ids"),
-    (["--ids", "1,,2"], 2, "--ids"), (["--ids", ",1"], 2, "--ids"), (["--ids", "512"], 2, "512"), (["--ids", "-1"], 2, "--ids"), ([], 2, "--ids"), (["--ids-file", "/nowhere"], 3, "/nowhere"),
+    (["--ids", "1,,2"], 2, "--ids"), (["--ids", ",1"], 2, "--ids"), (["--ids", "512"], 2, "512"), (["--ids", "-1"], 2, "--ids"),
+    ([], 2, "--ids"), (["--ids-file", "/nowhere"], 3, "/nowhere"),
     (["--ids", "1", "--ids", "2", "--trace", "t"], 2, "one sequence"), (["--ids", "1", "--threads", "-3"], 2, "--threads"),
     (["--ids", "1", "--inject", str(NANO / "golden" / "2.safetensors")], 2, "ids"),
     (["--ids", "1", "--inject", str(NANO / "golden" / "1.safetensors")], 3, "ids")])
