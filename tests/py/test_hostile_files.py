@@ -2,18 +2,16 @@
 nothing left behind. verify lists what it finds instead, with status 1, where the folder is a checkpoint at all."""
 import json
 import os
-import pathlib
 import re
 import resource
 import shutil
 import struct
-import tempfile
 import time
 
 import pytest
 
 import ckpt
-from conftest import BUILD, run
+from conftest import BUILD, run, without_privilege
 
 SHARD = "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -450,36 +448,22 @@ def test_hostile_folder(nano, tmp_path, kind):
     assert time.monotonic() - start < SECONDS
 
 
-def as_ordinary_user(*args):
-    """Nothing is unreadable for root."""
-    def drop():
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-    return run("baleen", *args, timeout=SECONDS, preexec_fn=drop)
-
-
 @pytest.mark.parametrize("what", [SHARD, INDEX, CONFIG, "tokenizer.json", "."])
-def test_unreadable(nano, what):
-    with tempfile.TemporaryDirectory() as t:
-        top = pathlib.Path(t)
-        top.chmod(0o777)
-        d = top / "ckpt"
-        shutil.copytree(nano, d)
-        if as_ordinary_user("inspect", d).rc != 0:
-            pytest.skip("temporary files cannot be read by an ordinary user: unreadable files are NOT tested")
-        (d / what).chmod(0)
-        name = "ckpt" if what == "." else what
-        one_line(as_ordinary_user("convert", d, top / "out", "--to", "bf16"), name, "Permission denied")
-        if what != "tokenizer.json":
-            one_line(as_ordinary_user("inspect", d), name, "Permission denied")
-        if what == ".":
-            one_line(as_ordinary_user("verify", d), name, "Permission denied")
-        else:
-            found(as_ordinary_user("verify", d), name, "Permission denied")
-        assert [p.name for p in top.iterdir()] == ["ckpt"]
-        d.chmod(0o755)
+def test_unreadable(nano, tmp_path, what):
+    d = tmp_path / "ckpt"
+    shutil.copytree(nano, d)
+    assert without_privilege("inspect", d).rc == 0
+    (d / what).chmod(0)
+    name = "ckpt" if what == "." else what
+    one_line(without_privilege("convert", d, tmp_path / "out", "--to", "bf16"), name, "Permission denied")
+    if what != "tokenizer.json":
+        one_line(without_privilege("inspect", d), name, "Permission denied")
+    if what == ".":
+        one_line(without_privilege("verify", d), name, "Permission denied")
+    else:
+        found(without_privilege("verify", d), name, "Permission denied")
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+    d.chmod(0o755)
 
 
 # ---- what is in the tensors

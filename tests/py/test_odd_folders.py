@@ -1,13 +1,12 @@
 """Folders that are not what somebody meant, or out of reach: one clear line each, from every command."""
 import hashlib
-import os
 import shutil
 import subprocess
 
 import pytest
 
 import gens
-from conftest import BUILD, DEMO, Result, run
+from conftest import DEMO, run, without_privilege
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +87,6 @@ def test_a_config_alone(tmp_path, kind):
 
 
 # ---- what may not be read
-
-def without_privilege(*args):
-    """Run without the right to read everything, which root has."""
-    prefix = []
-    if os.geteuid() == 0:
-        prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-        if not shutil.which("setpriv") or subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
-            pytest.skip("root without setpriv: files that may not be read are NOT tested")
-    done = subprocess.run([*prefix, str(BUILD / "tools" / "baleen"), *map(str, args)], capture_output=True, text=True, timeout=60)
-    return Result(done)
-
 
 class Closed:
     """A file or folder that may not be read for a while."""

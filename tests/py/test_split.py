@@ -10,7 +10,6 @@ import pytest
 
 import ckpt
 import ranks
-from conftest import DEMO
 from test_merge import same_checkpoint
 from test_ranks import rewrite, tensor_of
 from test_resume import half_done, resumed
