@@ -189,7 +189,9 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
     (void)p;
     (void)bytes;
     (void)flags;
-    return call("cudaHostRegister");
+    const cudaError_t e = call("cudaHostRegister");
+    cuda_stub_seen.registered += e == cudaSuccess;
+    return e;
 }
 
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
@@ -202,6 +204,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 cudaError_t cudaHostUnregister(void *p)
 {
     (void)p;
+    cuda_stub_seen.registered--;
     return cudaSuccess;
 }
 

@@ -20,6 +20,7 @@ typedef struct cuda_stub {
     long faults;        /* copies outside of allocations, frees of nothing, launches with no threads */
     uint64_t allocated; /* device memory, ever, in bytes as asked for */
     uint64_t live, pinned; /* allocated now */
+    long registered;       /* pieces of host memory, now */
 } cuda_stub;
 
 extern cuda_stub cuda_stub_seen;

@@ -14,6 +14,7 @@
 
 enum { ROWS = 70, COLS = 96, THREADS = 8, TIMES = 40, MOST_AT_ONCE = 4 };
 #define MEMORY ((uint64_t)1 << 30)
+#define ROOM ((uint64_t)(3 * ROWS * COLS + ROWS * COLS / 32 + 3 * 256)) /* of a piece, values, codes and scales */
 
 typedef struct shared {
     bl_cast_device *device;
@@ -34,6 +35,7 @@ static shared of(bl_cast_device *d)
 static void assert_nothing_left(void)
 {
     assert_int_equal(cuda_stub_seen.live, 0);
+    assert_int_equal(cuda_stub_seen.registered, 0);
     assert_int_equal(cuda_stub_seen.faults, 0);
 }
 
@@ -58,6 +60,7 @@ static void test_copies_and_launches(void **state)
     assert_int_equal(cuda_stub_seen.kernels, 2);
     assert_int_equal(cuda_stub_seen.copies_in, 4); /* codes and scales */
     assert_int_equal(cuda_stub_seen.copies_out, 2);
+    assert_int_equal(cuda_stub_seen.waits, 2);
     assert_nothing_left();
 }
 
@@ -92,26 +95,43 @@ static void test_many_threads(void **state)
     shared s = of(d);
     bl_pool_run(pool, TIMES, cast_one, &s);
     assert_int_equal(cuda_stub_seen.kernels, TIMES);
-    assert_true(cuda_stub_seen.live <= MOST_AT_ONCE * (uint64_t)(3 * ROWS * COLS + ROWS * COLS / 32 + 3 * 256));
+    assert_true(cuda_stub_seen.live <= MOST_AT_ONCE * ROOM);
     bl_pool_destroy(&pool);
     d->destroy(d);
     assert_nothing_left();
 }
 
+/* For good, and in passing, as a launch may that asks for too much. */
 static void test_every_call_may_fail(void **state)
 {
+    static const int errors[] = {cudaErrorIllegalAddress, cudaErrorInvalidValue};
     cuda_stub_reset(MEMORY);
     assert_int_equal(work(NULL), BL_OK);
     const long calls = cuda_stub_seen.calls;
     assert_true(calls > 12);
-    for (long n = 1; n <= calls; n++) {
-        bl_error err = {0};
-        cuda_stub_reset(MEMORY);
-        cuda_stub_fail("any", n, cudaErrorIllegalAddress);
-        if (work(&err) == BL_OK) fail_msg("call %ld of %ld failed and nobody noticed", n, calls);
-        assert_true(err.message[0] != 0);
-        assert_nothing_left();
-    }
+    for (int k = 0; k < 2; k++)
+        for (long n = 1; n <= calls; n++) {
+            bl_error err = {0};
+            cuda_stub_reset(MEMORY);
+            cuda_stub_fail("any", n, errors[k]);
+            if (work(&err) == BL_OK)
+                fail_msg("call %ld of %ld failed with %d and nobody noticed", n, calls, errors[k]);
+            assert_true(err.message[0] != 0);
+            assert_nothing_left();
+        }
+}
+
+/* Memory of a piece grows with what is cast, and is one piece's. */
+static void test_memory_grows(void **state)
+{
+    bl_cast_device *d;
+    cuda_stub_reset(MEMORY);
+    assert_int_equal(bl_cuda_cast_device(&d, NULL), BL_OK);
+    bl_matrix w = of(d).w[0];
+    for (w.rows = 2; w.rows <= ROWS; w.rows += 4) assert_int_equal(d->cast(d, values, &w, NULL), BL_OK);
+    assert_true(cuda_stub_seen.live <= ROOM);
+    d->destroy(d);
+    assert_nothing_left();
 }
 
 static void test_out_of_memory(void **state)
@@ -127,7 +147,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_copies_and_launches), cmocka_unit_test(test_no_rows),       cmocka_unit_test(test_many_threads),
-        cmocka_unit_test(test_every_call_may_fail), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_every_call_may_fail), cmocka_unit_test(test_out_of_memory),     cmocka_unit_test(test_memory_grows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
