@@ -116,6 +116,18 @@ const char *bl_archive_root(const bl_archive *a)
     return a->root;
 }
 
+size_t bl_archive_below(const bl_archive *a, const char *name, const char *paths[2])
+{
+    size_t found = 0;
+    for (size_t i = 0; i < a->count; i++) {
+        const char *path = a->members[i].name, *slash = strrchr(path + a->root_skip, '/');
+        if (slash && strcmp(slash + 1, name) == 0 && found++ < 2) {
+            paths[found - 1] = path;
+        }
+    }
+    return found;
+}
+
 const bl_file *bl_archive_whole(const bl_archive *a)
 {
     return a->file;

@@ -37,6 +37,8 @@ char *bl_archive_spill(const char *path);
 bl_status bl_archive_open(bl_archive **out, const char *path, const bl_archive_options *o, bl_error *err);
 /* The folder that looks like the checkpoint: below the folders that all members are in. */
 const char *bl_archive_root(const bl_archive *a);
+/* How many members have this file name in folders below the root, and the paths of the first two in the archive; borrowed. */
+size_t bl_archive_below(const bl_archive *a, const char *name, const char *paths[2]);
 /* Open a member's file by its name relative to the root: the range of the archive, what comes into the spool, or what was unpacked. It
  * must be closed before the archive. */
 bl_status bl_archive_file(const bl_archive *a, const char *name, bl_file **out, bl_error *err);

@@ -276,7 +276,15 @@ static bl_status check_archive(bl_build *b)
             return BL_OK;
         }
     }
-    return bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1, "is an archive without a checkpoint: there is no config.json in it");
+    const char *paths[2];
+    size_t below = bl_archive_below(b->c->archive, marks[0], paths);
+    return below > 1 ? bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1,
+                               "has no config.json at its top but %zu in folders, '%s' and '%s'%s: pack one of them alone", below, paths[0],
+                               paths[1], below > 2 ? " among them" : "")
+           : below   ? bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1,
+                               "has its config.json at '%s' beside files that are not in that folder: pack the folder alone", paths[0])
+                     : bl_fail(b->err, BL_E_INPUT, b->c->name, NULL, -1,
+                               "is an archive without a checkpoint: there is no config.json in it");
 }
 
 /* What weight sync makes has a config.json and safetensors files too. */

@@ -35,7 +35,7 @@ bool bl_tensor_size(bl_dtype dtype, const uint64_t *shape, uint32_t ndim, uint64
 bool bl_tensor_name_ok(const char *name, size_t n)
 {
     bool reserved = n == strlen("__metadata__") && memcmp(name, "__metadata__", n) == 0;
-    return n <= BL_MAX_NAME && !reserved && bl_text_is_clean(name, n);
+    return n > 0 && n <= BL_MAX_NAME && !reserved && bl_text_is_clean(name, n);
 }
 
 uint64_t bl_tensor_elements(const bl_tensor *t)
@@ -173,6 +173,9 @@ static bl_status read_tensor(const reader *r, bl_tensor *t, bl_json name, bl_jso
 {
     size_t n = 0;
     BL_TRY(take_string(r, name, &t->name, &n));
+    if (n == 0) {
+        return bl_fail(r->err, BL_E_INPUT, r->path, NULL, at(r, name), "a tensor with an empty name");
+    }
     if (n > BL_MAX_NAME) {
         return bl_fail(r->err, BL_E_INPUT, r->path, t->name, at(r, name),
                        "a name of %zu bytes, the most is %d", n, BL_MAX_NAME);

@@ -29,7 +29,7 @@ typedef struct bl_tensor {
 
 /* Bytes of a dtype and shape: false when the product overflows 64 bits or sub-byte elements do not fill whole bytes. */
 bool bl_tensor_size(bl_dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *nbytes);
-/* May a tensor have this name (n bytes)? UTF-8 of at most BL_MAX_NAME bytes without control characters, not "__metadata__". */
+/* May a tensor have this name (n bytes)? UTF-8 of 1 to BL_MAX_NAME bytes without control characters, not "__metadata__". */
 bool bl_tensor_name_ok(const char *name, size_t n);
 /* Product of the dimensions (1 for a scalar); shapes of read tensors never overflow. */
 uint64_t bl_tensor_elements(const bl_tensor *t);

@@ -192,6 +192,24 @@ def test_bombs(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["bomb.tar.gz"]
 
 
+@pytest.mark.parametrize("suffix", ["tar", "zip"])
+def test_archives_of_more_than_one_folder(nano, tmp_path, suffix):
+    """Which folder is meant is not guessed, and the message shows what there is to choose from."""
+    make = {"tar": make_tar, "zip": make_zip}[suffix]
+    for i, names in enumerate((["a", "b"], ["a", "b", "c"], ["deep/a"])):
+        top = tmp_path / str(i)
+        for name in names:
+            shutil.copytree(nano, top / name)
+        if len(names) == 1:
+            (top / "notes.txt").write_text("beside it")
+        archive = tmp_path / f"{i}.{suffix}"
+        make(archive, top)
+        for command in (["inspect", archive], ["verify", archive], ["convert", archive, tmp_path / "out", "--to", "bf16"]):
+            r = run("baleen", *command)
+            assert r.rc == 3 and r.err.count("\n") == 1 and all(f"'{n}/config.json'" in r.err for n in names[:2]), r.err
+            assert ("3 in folders" in r.err and "among them" in r.err) == (len(names) == 3), r.err
+
+
 # ---- damage where weights come in a second reading, and are converted while they come
 
 @pytest.mark.parametrize("cut", [1, 22, 300])

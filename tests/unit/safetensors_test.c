@@ -33,6 +33,7 @@ static const hostile headers[] = {
     {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4,
      "'dtype'|duplicate key"},
     {"{\"a\xff\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "invalid UTF-8"},
+    {"{\"\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "byte 9|empty name"},
     {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "NUL or control"},
     {"{\"a\\nb\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "NUL or control|a\\x0ab"},
     {"{\"a\\u001b[31m\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "NUL or control"},
@@ -406,7 +407,8 @@ static void test_sizes(void **state)
     assert_true(bl_tensor_size(BL_DT_F4, max, 1, &n) && n == max[0] / 2);
     assert_true(bl_tensor_size(BL_DT_F6_E3M2, zero, 2, &n) && n == 0);
     assert_false(bl_tensor_size(BL_DT_NONE, zero, 2, &n));
-    assert_true(bl_tensor_name_ok("", 0));
+    assert_false(bl_tensor_name_ok("", 0));
+    assert_true(bl_tensor_name_ok("x", 1));
     assert_false(bl_tensor_name_ok("__metadata__", 12));
 }
 
