@@ -1,5 +1,6 @@
 /* baleen verify: prove a folder, or compare two. */
 #include "kernels/cpu.h"
+#include "runtime/engram.h"
 #include "tools/cli.h"
 #include "tools/receipt.h"
 #include "verify/verify.h"
@@ -198,7 +199,8 @@ int cmd_verify(int argc, char **argv)
     int64_t level = CLI_UNSET, jobs = 0, rank = CLI_UNSET;
     int count;
     output out = {0};
-    bl_verify_options o = {.cpu = bl_cpu_detect(), .spill_max = BL_SPILL_MAX, .on_finding = on_finding, .on_unrecorded = on_unrecorded,
+    bl_verify_options o = {.cpu = bl_cpu_detect(), .spill_max = BL_SPILL_MAX,
+                           .engram_multipliers = bl_engram_multipliers, .on_finding = on_finding, .on_unrecorded = on_unrecorded,
                            .note = on_note, .arg = &out, .cancelled = cli_interrupted};
     const cli_option options[] = {{"level", CLI_INT(0, 4), &level, "N", "0 to 4 (default 3, with --key 4)"},
                                   {"rank", CLI_INT(0, BL_MAX_RANKS - 1), &rank, "N",

@@ -4,12 +4,11 @@
 #include "verify/bucket_proof.h"
 #include "verify/companions.h"
 #include "verify/compare.h"
+#include "verify/manifest_check.h"
 #include "verify/scales.h"
 #include "verify/signature.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -32,17 +31,6 @@ typedef struct side {
     bl_arena arena;
     const bl_layout *beside; /* of a packed model that is compared with it; NULL: there is none */
 } side;
-
-static const char *file_in(side *s, const char *name)
-{
-    size_t n = strlen(s->c->path), m = n + strlen(name) + 2;
-    char *path = bl_arena_alloc(&s->arena, m);
-    if (!path) {
-        return s->c->path;
-    }
-    snprintf(path, m, "%s%s%s", s->c->path, n && s->c->path[n - 1] == '/' ? "" : "/", name);
-    return path;
-}
 
 /* A folder without config, index and weights is not a damaged checkpoint but something else. */
 static bool looks_like_one(const char *path)
@@ -92,35 +80,6 @@ static bl_status open_side(side *s, const char *path, bl_archive **opened, bl_fi
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
     return f->o->sign || f->o->key || f->o->hub || f->o->cache ? check_kind(s, f->o, err) : BL_OK;
-}
-
-/* The global manifest against the files and against SHA256SUMS. */
-static void check_manifest(side *s, bl_finder *f)
-{
-    const bl_manifest *m = s->c->manifest;
-    for (size_t i = 0; m && i < m->file_count; i++) {
-        const bl_manifest_file *file = &m->files[i];
-        const char *path = file_in(s, file->name);
-        if (!bl_checkpoint_covers(s->c, file->name)) {
-            continue;
-        }
-        struct stat st;
-        if (stat(path, &st) != 0) {
-            bl_find_absent(f, 1, path, errno, "manifest.json");
-        } else if ((uint64_t)st.st_size != file->bytes) {
-            bl_find(f, 1, path, NULL, 0, (int64_t)st.st_size, "has %llu bytes, manifest.json says %llu",
-                    (unsigned long long)st.st_size, (unsigned long long)file->bytes);
-        }
-        const bl_witness *w = bl_witness_of(&s->witnesses, path);
-        if (f->o->level >= 3 && file->has_sha256 && w && w->listed && memcmp(w->sums, file->sha256, 32) != 0) {
-            bl_find(f, 3, path, NULL, -1, -1, "manifest.json and SHA256SUMS record different SHA-256");
-        }
-    }
-    struct stat st;
-    const char *source = file_in(s, "config.source.json");
-    if (s->c->kind == BL_SOURCE_PACKED && stat(source, &st) != 0) {
-        bl_find(f, 1, source, NULL, -1, -1, "is missing: a packed model keeps the config of its source");
-    }
 }
 
 /* F32 scales against what the config says of them. That they are sound is seen where every byte is looked at. */
@@ -204,9 +163,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
         f->level = 1;
         BL_TRY(bl_companions_check(s->c->path, bl_finder_problem, f, err));
     }
-    if (full) {
-        check_manifest(s, f);
-    }
+    BL_TRY(full ? bl_manifest_check(f, s->c, &s->witnesses, err) : BL_OK);
     s->scan.semantic = full && level >= 2;
     BL_TRY(s->scan.semantic || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK);
     return s->c->archive ? bl_archive_finish(s->c->archive, err) : BL_OK;

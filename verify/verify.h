@@ -3,7 +3,8 @@
  *   0 names      every tensor in exactly the shard the index or manifest names; nothing missing, doubled or stray
  *   1 structure  strict safetensors headers, sizes, manifests that agree with the files
  *   2 semantic   tensors against the config, scale pairing and grids, no NaN code, no NaN scale, finite F32 and BF16,
- *                quantization_config exactly when there are quantised weights
+ *                quantization_config exactly when there are quantised weights; of a packed model's manifest what was dropped and the Engram
+ *                layers with rows and multipliers, against the config
  *   3 content    SHA-256 of every file that SHA256SUMS or the Hugging Face cache names a digest for; of others that are stored in a zip
  *                archive the CRC-32 that it has of them (what is compressed is compared while it is unpacked); in a packed model every
  *                8 MiB chunk of every tensor against the manifest, and equal copies where several ranks hold the same
@@ -37,6 +38,8 @@ typedef struct bl_verify_options {
     bool hub;            /* compare with the Hugging Face client's records also what SHA256SUMS lists, and say what has none */
     bool one_rank;       /* packed models: what is on a node that holds one rank, and not all ranks */
     int rank;            /* which */
+    /* Hash multipliers of an Engram layer, which manifest.json of a packed model must have (bl_engram_multipliers). NULL: not compared. */
+    void (*engram_multipliers)(int64_t *out, int n, int layer, int classes);
     uint64_t spill_max;  /* of bl_archive_options, for what is in an archive */
     int jobs;            /* threads; <= 0 = chosen */
     unsigned cpu;        /* kernel capability mask */

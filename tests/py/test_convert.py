@@ -221,6 +221,10 @@ def test_vision_is_dropped_or_kept(baleen, tmp_path):
     check_bf16(src, tmp_path / "k", ("vision",))
     ok(baleen("convert", src, tmp_path / "p", "--to", "packed"))
     check_packed(src, tmp_path / "p")
+    manifest = tmp_path / "p" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"dropped": []', '"dropped": ["vision"]'))
+    r = baleen("verify", tmp_path / "p", "--level", "2")
+    assert r.rc == 1 and "lists vision as dropped, but config.json has it" in r.err, r.err
 
 
 def test_all_codes_and_scales(baleen, tmp_path):
