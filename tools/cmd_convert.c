@@ -34,17 +34,17 @@ static const char details[] =
     "\n"
     "--save-scales keeps the scales of cast weights in DST/scales.source.st, which --to released finds by itself when it converts\n"
     "DST, and --scale-hints DST when it converts what a trainer wrote; readers of checkpoints do not see it.\n"
-    "SRC may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip. Weights that lie in it as they are, are read in place. Compressed\n"
-    "ones are unpacked into a nameless file beside DST, all at once up to --spill and a quarter of the free space; a larger\n"
-    "archive is read twice, first for the headers, and a tensor stays only until what is made of it is written.\n"
+    "SRC may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip. Weights that are not compressed are read in place; their CRC in a .zip is\n"
+    "left to 'baleen verify'. Others are unpacked into a nameless file beside DST, all at once up to --spill and a quarter of the\n"
+    "free space; a larger archive is read twice, first for headers, and a tensor stays until what is made of it is written.\n"
     "A DST called .tar, .tar.gz, .tar.zst or .zip is an archive: written in one pass, the same bytes for the same job, no --resume.\n"
-    "DST appears complete or not at all; it must not exist or be an empty folder. It is made in DST.partial, which is removed\n"
-    "on failure. With --resume it stays once a file is finished, and the next run with the same options goes on from those that it\n"
-    "finds finished, once it has proven them by their digests; what was made from a file of SRC that has changed since (size or\n"
-    "times) is made again, and a SRC with another config or other headers is refused. Outputs carry SHA256SUMS, which\n"
+    "DST appears complete or not at all; it must not exist or be an empty folder, no link. It is made in DST.partial, which is\n"
+    "removed on failure. With --resume it stays once a file is finished, and the next run with equal options goes on from those\n"
+    "that it finds finished, once their digests prove them; what was made from a file of SRC that has changed since (size,\n"
+    "times) is made again, and a SRC with another config or other headers is refused. Outputs have SHA256SUMS, which\n"
     "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
-    "--layers keeps the named backbone layers and everything global; the result is marked in its config.json as a part of a\n"
-    "model: verify knows what to expect of it, and it is not served.\n";
+    "--layers keeps the named backbone layers and everything global; the result is marked in config.json as part of a\n"
+    "model: verify knows what to expect, it is not served.\n";
 
 /* What becomes of the outline of a dry run: text at once, JSON (plan) into the receipt. */
 typedef struct outline_output {

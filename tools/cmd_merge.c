@@ -11,7 +11,7 @@ static const char details[] =
     "something was dropped. What several ranks hold is read from the first and held\n"
     "against its value digest; 'baleen verify SRC' proves that the others agree.\n"
     "All ranks must be there. SRC and DST may be archives, see 'baleen convert --help'. DST appears complete or not at all; it must\n"
-    "not exist or be an empty folder.\n";
+    "not exist or be an empty folder, no link.\n";
 
 static int print_json(const char *src, const char *dst, const bl_convert_options *o, const bl_convert_report *r)
 {
