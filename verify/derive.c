@@ -238,6 +238,10 @@ static bl_status judge(deriver *d, item *i, size_t fits)
     if (!w.form) {
         return problem(d, t, "has dtype %s: no generation known here has such weights", bl_dtype_name(t->dtype));
     }
+    if (w.form == BL_FORM_OTHER && !strstr(t->name, ".tid2eid")) {
+        return problem(d, t, "has dtype %s: of integers the generations known here have the experts of tokens (tid2eid) alone",
+                       bl_dtype_name(t->dtype));
+    }
     bl_slot_kind kind = bl_generation_codes(d->out->generation, t->name);
     i->slot.kind = kind && i->slot.kind != BL_SLOT_F32 ? kind : i->slot.kind;
     bool codes = w.form == BL_FORM_FP8 || w.form == BL_FORM_FP4;

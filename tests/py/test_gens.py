@@ -239,7 +239,7 @@ def drop(*names):
 
 def put(name, dtype, shape, data=None):
     def do(items, config):
-        size = {"F32": 4, "I64": 8, "BF16": 2, "F16": 2}.get(dtype, 1)
+        size = {"F32": 4, "I32": 4, "I64": 8, "BF16": 2, "F16": 2}.get(dtype, 1)
         items[name] = (dtype, shape, bytes(int(np.prod(shape)) * size) if data is None else data)
     return do
 
@@ -284,6 +284,7 @@ V3_REFUSED = {
     "layer too many": (setting(num_nextn_predict_layers=0), ["model.layers.3.", "layer 3", "3 layers and 0 draft layers"]),
     "layer missing": (setting(num_hidden_layers=5), ["has no tensors of layer 4"]),
     "both namings": (put("norm.weight", "BF16", (320,)), ["'norm.weight'", "'model.norm.weight'"]),
+    "codes of another method": (put("model.layers.0.self_attn.o_proj.qweight", "I32", (4, 2)), ["o_proj.qweight", "I32", "tid2eid"]),
     "zero scale": (set_scale(S, 1, 0), [S, "scale 0 at [0, 1]", W, "no sound weight"]),
     "negative scale": (set_scale(S, 4, -0.5), [S, "scale -0.5 at [1, 1]"]),
     "infinite scale": (set_scale(S, 0, np.inf), [S, "scale inf"]),
