@@ -32,7 +32,8 @@ typedef struct bl_checkpoint {
     const char *name; /* what was opened: path, or the archive that path stands for */
     bl_source_file *files; /* [file_count] */
     size_t file_count;
-    bl_tensor *tensors; /* [tensor_count], sorted by name (bytes), those of several ranks by rank */
+    bl_tensor *tensors; /* [tensor_count], sorted by name (bytes), those of several ranks by rank. Of a V4.1 folder whose names all begin
+                         * with "model." (those of the head may not) the names without it */
     size_t tensor_count;
     uint64_t tensor_bytes;
     bool has_config;

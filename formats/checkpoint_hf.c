@@ -318,6 +318,35 @@ static bl_status check_against_index(folder *f)
     return BL_OK;
 }
 
+static int name_is(const void *name, const void *tensor)
+{
+    return strcmp(name, ((const bl_tensor *)tensor)->name);
+}
+
+static bool has(const bl_checkpoint *c, const char *name)
+{
+    return c->tensor_count && bsearch(name, c->tensors, c->tensor_count, sizeof *c->tensors, name_is);
+}
+
+/* V4.1's names begin with no "model."; some trainers put it there. Names are then those of the release. */
+static bl_status leave_out_model(folder *f)
+{
+    static const char prefix[] = "model.";
+    bl_checkpoint *c = f->b->c;
+    const size_t n = strlen(prefix);
+    if (!c->has_config || c->config.earlier || !has(c, "model.embed.weight") || has(c, "embed.weight")) {
+        return BL_OK;
+    }
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        c->tensors[i].name += strncmp(c->tensors[i].name, prefix, n) == 0 ? n : 0;
+    }
+    for (size_t i = 0; i < c->unread_count; i++) {
+        c->unread[i] += strncmp(c->unread[i], prefix, n) == 0 ? n : 0;
+    }
+    c->tensor_bytes = 0;
+    return bl_build_finish(f->b);
+}
+
 bl_status bl_checkpoint_read_hf(bl_build *b, const char *path)
 {
     folder f = {.b = b, .path = path, .index_path = bl_build_path(b, path, INDEX_NAME)};
@@ -331,5 +360,6 @@ bl_status bl_checkpoint_read_hf(bl_build *b, const char *path)
     BL_TRY(check_of_counts(&f));
     BL_TRY(open_shards(&f));
     BL_TRY(bl_build_finish(b));
-    return f.has_index ? check_against_index(&f) : BL_OK;
+    BL_TRY(f.has_index ? check_against_index(&f) : BL_OK);
+    return leave_out_model(&f);
 }

@@ -193,6 +193,26 @@ def test_layers(baleen, tmp_path):
     assert baleen("convert", DEMO, tmp_path / "none", "--to", "packed", "--layers", "8").rc == 2
 
 
+@pytest.mark.parametrize("bare", [("head.",), ()])
+def test_names_behind_model(baleen, tmp_path, bare):
+    """Some trainers write the release's names behind "model.": what comes out has those of the release, and all bytes."""
+    items = source_tensors(DEMO)
+    named = {n if n.startswith(bare or "-") else "model." + n: t for n, t in items.items()}
+    src = ckpt.write_folder(tmp_path / "src", named, DEMO)
+    ok(baleen("verify", src, "--against", DEMO))
+    for to, check in (("bf16", check_bf16), ("packed", check_packed)):
+        ok(baleen("convert", src, tmp_path / to, "--to", to))
+        check(DEMO, tmp_path / to)
+    ok(baleen("convert", tmp_path / "bf16", tmp_path / "back", "--to", "released", "--scale-hints", src))
+    back = source_tensors(tmp_path / "back")
+    assert all(items[n] == t for n, t in back.items())
+    for extra in ("norm.weight", "embed.weight"):  # which of both is meant is not guessed
+        both = ckpt.write_folder(tmp_path / extra, {**named, extra: items[extra]}, DEMO)
+        r = baleen("convert", both, tmp_path / "out", "--to", "bf16")
+        assert r.rc == 3 and r.err.count("\n") == 1 and (extra[0] == "e" or "'norm.weight': is also in" in r.err), r.err
+        assert baleen("verify", both).rc == 1
+
+
 def vision_tensors(config, hidden):
     v = dict(num_hidden_layers=2, hidden_size=64, intermediate_size=96, patch_size=14, downsample_ratio=3)
     config["vision_config"] = v
