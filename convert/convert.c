@@ -87,10 +87,13 @@ static bl_status open_hints(bl_job *j, bl_error *err)
         int n = snprintf(kept, sizeof kept, "%s/%s", j->source->path, BL_SCALES_NAME);
         path = n > 0 && (size_t)n < sizeof kept && access(kept, F_OK) == 0 ? kept : NULL;
     }
-    if (!path || !encodes(j)) {
-        return BL_OK;
+    if (path && encodes(j)) {
+        return bl_hints_open(&j->hints, path, err);
     }
-    return bl_hints_open(&j->hints, path, err);
+    if (j->o->scale_hints && j->o->note) {
+        j->o->note("the source has no weights to encode, only codes, which stay: the scale hints are not used");
+    }
+    return BL_OK;
 }
 
 /* The scales that packing kept of what it decoded: the manifest lists them when there are any. */

@@ -213,7 +213,7 @@ bl_status bl_synth_shape_make(bl_synth_shape *s, const bl_synth_options *o, bl_a
         p = !strcmp(presets[i].name, o->preset) ? &presets[i] : p;
     }
     if (!p) {
-        return bl_fail(err, BL_E_USAGE, NULL, "--preset", -1, "there is no preset '%s'", o->preset);
+        return bl_fail(err, BL_E_USAGE, NULL, "--preset", -1, "there is no preset '%s': it can be nano, tiny, small, wide or full", o->preset);
     }
     BL_TRY(add_all(s, common, arena, err));
     BL_TRY(add_all(s, p->text, arena, err));

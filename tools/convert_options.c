@@ -124,7 +124,7 @@ static int read_layout(const cli_command *c, const convert_arguments *a, bl_conv
         return cli_usage_error(c, "--pp-layers takes numbers of layers such as 20,20, not '%.80s'", a->stages);
     }
     if (a->stages && a->pp && count != (size_t)a->pp) {
-        return cli_usage_error(c, "--pp-layers has %zu stages, --pp %d", count, (int)a->pp);
+        return cli_usage_error(c, "--pp-layers has %zu stage%s, --pp %d", count, bl_plural(count), (int)a->pp);
     }
     return -1;
 }

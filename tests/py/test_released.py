@@ -298,6 +298,12 @@ def test_hints_that_do_not_fit(baleen, demo_cast, tmp_path, make_checkpoint):
     ok(baleen("verify", tmp_path / "part", "--against", DEMO))
 
 
+def test_hints_for_nothing(baleen, tmp_path):
+    """Codes stay as they are: hints that were asked for, and are not even looked at, are not passed over in silence."""
+    r = baleen("convert", DEMO, tmp_path / "out", "--to", "released", "--scale-hints", tmp_path / "nowhere")
+    assert r.rc == 0 and r.err.count("\n") == 1 and "no weights to encode" in r.err and "hints are not used" in r.err
+
+
 def test_wrong_hints_cost_scales_not_values(baleen, demo_cast, tmp_path):
     """Scales of another model of the same shape, some outside the exact range."""
     items = ckpt.tensors(DEMO)

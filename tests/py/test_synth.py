@@ -105,7 +105,7 @@ def test_tokenizer(baleen, tmp_path):
 
 @pytest.mark.parametrize("args,word", [
     (["nonsense=1"], "nonsense"), (["hidden_size"], "hidden_size"), (["hidden_size=x"], "hidden_size"), (["hidden_size=33"], "hidden_size"),
-    (["vocab_size=10"], "vocab_size"), (["num_hidden_layers=2"], "num_hidden_layers"), (["--preset", "huge"], "huge"),
+    (["vocab_size=10"], "vocab_size"), (["num_hidden_layers=2"], "num_hidden_layers"), (["--preset", "huge"], "'huge': it can be nano, tiny, small, wide or full"),
     (["--shards", "0"], "shards"), (["kv_source_layer_ids=[9]"], "kv_source_layer_ids"), (["n_routed_experts=65536", "num_hidden_layers=64"], "experts"),
     (["compress_ratios=7"], "compress_ratios"), (["engram_layer_ids=3"], "engram")])
 def test_usage(baleen, tmp_path, args, word):
