@@ -163,6 +163,10 @@ bl_status bl_sums_parse(const char *text, size_t size, const char *path, bl_aren
     *count = 0;
     for (size_t at = 0; s == BL_OK && at < size;) {
         const char *end = memchr(text + at, '\n', size - at);
+        if (end && end > text + at && end[-1] == '\r') {
+            s = bl_fail(err, BL_E_INPUT, path, NULL, (int64_t)at, "its lines end in CR LF: something has rewritten the file");
+            break;
+        }
         if (!end || !parse_line(text + at, (size_t)(end - text) - at, arena, &out[*count])) {
             s = bl_fail(err, BL_E_INPUT, path, NULL, (int64_t)at, "is not a line of 64 lower-case digits, two spaces and a name");
             break;

@@ -13,6 +13,7 @@ static const struct {
     {HEX "  a\n", NULL},
     {HEX " *a\n" HEX "  rank-0000/b c\n", NULL},
     {HEX "  a", "at byte 0"},
+    {HEX "  a\n" HEX "  b\r\n", "at byte 68|CR LF"},
     {HEX "  a\n\n", "at byte 68"},
     {HEX "  a\n" HEX "  a\n", "twice"},
     {HEX " a\n", "digits"},
