@@ -142,6 +142,30 @@ static void test_experts_follow_the_rank(void **state)
     }
 }
 
+/* A released table over four ranks: 2 rows of padding, behind the last row of the last rank. */
+static void test_the_released_engram_rows(void **state)
+{
+    const bl_layout l = {.tp = 4, .ep = 4, .pp = 1, .ranks = 4, .vocab_rows = 1024};
+    const uint64_t rows = 384016682, each = 96004171;
+    for (size_t k = 0; k < slots.count; k++) {
+        bl_slot s = slots.slots[k];
+        if (s.cut != BL_CUT_TABLE) {
+            continue;
+        }
+        s.shape[0] = rows;
+        for (int rank = 0; rank < 4; rank++) {
+            bl_share share;
+            assert_true(bl_share_of(&config, &l, true, &s, rank, &share));
+            assert_int_equal(share.start, (uint64_t)rank * each);
+            assert_int_equal(share.rows, each);
+            assert_int_equal(share.part.rows, rank < 3 ? each : each - 2);
+            assert_int_equal(share.all_rows, rows + 2);
+            assert_int_equal(rows - 1 >= share.part.row && rows - 1 - share.part.row < share.part.rows, rank == 3);
+            assert_true(rank < 3 || rows - 1 - share.part.row == 96004168);
+        }
+    }
+}
+
 static void refused(bl_layout l, const char *says)
 {
     bl_error e;
@@ -165,6 +189,7 @@ static void test_refusals(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_parts_make_up_the_whole), cmocka_unit_test(test_splits),
-                                              cmocka_unit_test(test_experts_follow_the_rank), cmocka_unit_test(test_refusals)};
+                                              cmocka_unit_test(test_experts_follow_the_rank), cmocka_unit_test(test_the_released_engram_rows),
+                                              cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, build, clean);
 }
