@@ -72,6 +72,24 @@ static void add_split(const bl_plan *plan, bl_outline *out)
     }
 }
 
+/* Every rank's part says the same: a tensor is taken at its first. */
+static void add_padding(const bl_plan *plan, bl_outline *out)
+{
+    for (size_t i = 0; i < plan->tensor_count; i++) {
+        const bl_plan_tensor *t = &plan->tensors[i];
+        const bl_slot *s = t->members[0].pieces->slot;
+        bool rows = (s->cut == BL_CUT_TABLE || s->cut == BL_CUT_VOCAB) && !t->scale && !t->aside;
+        bool known = !rows || t->global_shape[0] <= s->shape[0];
+        for (size_t k = 0; k < out->padding_count && !known; k++) {
+            known = out->padding[k].name == s->name;
+        }
+        if (!known) {
+            out->padding[out->padding_count++] = (bl_outline_padding){
+                .name = s->name, .rows = s->shape[0], .rank_rows = t->tensor.shape[0], .padding = t->global_shape[0] - s->shape[0]};
+        }
+    }
+}
+
 static void describe_ranks(const bl_config *c, const bl_layout *l, bl_outline *out)
 {
     int width = l->ranks / l->pp, experts = c->n_routed_experts / l->ep, first = 0;
@@ -139,13 +157,15 @@ bl_status bl_outline_make(const bl_config *c, const bl_plan *plan, bl_arena *are
     *out = (bl_outline){0};
     out->ranks = bl_arena_array(arena, (size_t)plan->layout->ranks, sizeof *out->ranks);
     out->crossings = bl_arena_array(arena, 3 * (size_t)c->num_hidden_layers, sizeof *out->crossings);
-    if (!out->ranks || !out->crossings) {
+    out->padding = bl_arena_array(arena, (size_t)c->engram_count + 2, sizeof *out->padding);
+    if (!out->ranks || !out->crossings || !out->padding) {
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the outline");
     }
     describe_ranks(c, plan->layout, out);
     add_files(plan, out);
     add_classes(plan, out);
     add_split(plan, out);
+    add_padding(plan, out);
     add_crossings(c, plan, out);
     return BL_OK;
 }

@@ -27,6 +27,12 @@ typedef struct bl_outline_split {
     uint64_t bytes, source_bytes; /* as they come out, and what of the source is in them */
 } bl_outline_split;
 
+/* A tensor cut by rows that get padding behind the last one: an Engram table, the embedding or the head. Its scale has the same. */
+typedef struct bl_outline_padding {
+    const char *name;
+    uint64_t rows, rank_rows, padding; /* of the tensor; of each rank's part, with padding; of padding on all ranks */
+} bl_outline_padding;
+
 /* Something that a layer makes and layers of a later stage use. */
 typedef struct bl_crossing {
     const char *what; /* "compressed latents" ... */
@@ -38,6 +44,8 @@ typedef struct bl_outline {
     bl_outline_rank *ranks; /* [layout ranks] */
     bl_outline_class classes[BL_CUT_TABLE + 1]; /* by bl_cut; tensors 0: there are none */
     bl_outline_split split[BL_REMEDY_BF16 + 1]; /* by bl_remedy; tensors 0: there are none */
+    bl_outline_padding *padding; /* [padding_count], in the order of the plan */
+    size_t padding_count;
     bl_crossing *crossings; /* [crossing_count] */
     size_t crossing_count;
 } bl_outline;

@@ -41,6 +41,9 @@ static void print_crossings(const bl_config *c, const bl_plan *plan, const bl_ou
                bl_plural((uint64_t)x->users), x->first_user, x->last_user, x->to_stage);
     }
     for (int i = 0; i < c->engram_count; i++) {
+        if (plan->present && !plan->present[c->engram_layer_ids[i]]) {
+            continue;
+        }
         printf("    Engram tables of layer %d: %lld rows on stage %d\n", c->engram_layer_ids[i], (long long)c->engram_num_embeddings[i],
                bl_layout_stage(l, c->engram_layer_ids[i]));
     }
@@ -71,13 +74,19 @@ void outline_print(const bl_config *c, const bl_plan *plan, const bl_outline *o)
         }
     }
     print_split(plan, o);
+    for (size_t i = 0; i < o->padding_count; i++) {
+        const bl_outline_padding *p = &o->padding[i];
+        printf("  padding: %s has %llu rows, every part %llu, so that %llu row%s of padding follow%s\n", p->name, (unsigned long long)p->rows,
+               (unsigned long long)p->rank_rows, (unsigned long long)p->padding, bl_plural(p->padding), p->padding == 1 ? "s" : "");
+    }
     print_crossings(c, plan, o);
 }
 
 json_t *outline_json(const bl_plan *plan, const bl_outline *o)
 {
     const bl_layout *l = plan->layout;
-    json_t *ranks = json_array(), *classes = json_array(), *crossings = json_array(), *split = json_array();
+    json_t *ranks = json_array(), *classes = json_array(), *crossings = json_array(), *split = json_array(),
+           *padding = json_array();
     for (int i = 0; i < l->ranks; i++) {
         const bl_outline_rank *r = &o->ranks[i];
         json_array_append_new(ranks, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "rank", i, "stage", r->stage,
@@ -99,12 +108,17 @@ json_t *outline_json(const bl_plan *plan, const bl_outline *o)
                                                    (json_int_t)k->bytes, "source_bytes", (json_int_t)k->source_bytes));
         }
     }
+    for (size_t i = 0; i < o->padding_count; i++) {
+        const bl_outline_padding *p = &o->padding[i];
+        json_array_append_new(padding, json_pack("{s:s, s:I, s:I, s:I}", "tensor", p->name, "rows", (json_int_t)p->rows, "rank_rows",
+                                                 (json_int_t)p->rank_rows, "padding_rows", (json_int_t)p->padding));
+    }
     for (size_t i = 0; i < o->crossing_count; i++) {
         const bl_crossing *x = &o->crossings[i];
         json_array_append_new(crossings, json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i}", "what", x->what, "layer", x->layer, "stage",
                                                    x->stage, "to_stage", x->to_stage, "first_user", x->first_user, "last_user",
                                                    x->last_user, "users", x->users));
     }
-    return json_pack("{s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o}", "tp", l->tp, "ep", l->ep, "pp", l->pp, "split", bl_split_name(l->split),
-                     "split_tensors", split, "ranks", ranks, "classes", classes, "crossings", crossings);
+    return json_pack("{s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:o}", "tp", l->tp, "ep", l->ep, "pp", l->pp, "split", bl_split_name(l->split),
+                     "split_tensors", split, "padding", padding, "ranks", ranks, "classes", classes, "crossings", crossings);
 }

@@ -248,6 +248,25 @@ def test_a_dry_run_prints_the_plan(baleen, source, tmp_path):
         for s in sorted({s for s, _ in users})]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_dry_run_states_padding(baleen, source, tmp_path, shared):
+    """Rows behind the last one of the vocabulary and of Engram tables, as the manifests have them."""
+    layout = ranks.Layout(source, tp=2, ep=8, pad_vocab=96, shared=shared)
+    args = ["convert", source, tmp_path / "p", "--to", "packed", *layout.options(), "--dry-run"]
+    plan, text = json.loads(baleen(*args, "--json").out)["plan"], baleen(*args).out
+    out = pack(baleen, source, tmp_path / "p", layout)
+    rows = {"embed.weight": layout.c["vocab_size"], "head.weight": layout.c["vocab_size"]}
+    rows |= {f"layers.{n}.engram.embed.weight": r for n, r in zip(layout.c["engram_layer_ids"], layout.c["engram_num_embeddings"])}
+    want = {}
+    for t in ranks.manifest(out, 0)["tensors"]:
+        padding = t["global_shape"][0] - rows.get(t["name"], t["global_shape"][0])
+        if padding:
+            want[t["name"]] = padding, t["shape"][0]
+            assert f"padding: {t['name']} has {rows[t['name']]} rows, every part {t['shape'][0]}, so that {padding} row" in text
+    assert len(want) == (2 if shared else 4) and text.count("padding: ") == len(want)
+    assert {p["tensor"]: (p["padding_rows"], p["rank_rows"]) for p in plan["padding"]} == want
+
+
 def test_one_stage_has_no_crossings(baleen, source, tmp_path):
     r = baleen("convert", source, tmp_path / "p", "--to", "packed", "--ep", 2, "--dry-run", "--json")
     assert json.loads(r.out)["plan"]["crossings"] == []
