@@ -181,7 +181,10 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
     uint16_t *q = shared, *rows = shared + HEADS * stride;
     const uint8_t *mine = NULL;
     if (threadIdx.x < SLOTS) {
-        if (from + threadIdx.x < slots) mine = slot_row(a, rows_of(a, tables, token), token, (int)from + threadIdx.x);
+        if (from + threadIdx.x < slots) {
+            const int slot = (int)from + threadIdx.x, entry = selected_entry(a, token, slot);
+            mine = slot_row(a, rows_of(a, tables, token), slot, entry);
+        }
         row[threadIdx.x] = mine;
         if (blockIdx.z == 0) a.rows[at * padded + from + threadIdx.x] = mine;
     }
@@ -430,7 +433,7 @@ static void launch_values(cudaStream_t s, const bl_cuda_attention *a, int64_t fi
 /* Tiles of heads and slices of columns go to more blocks where tokens alone are too few; the bits are the same. */
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 {
-    if (bl_cuda_attend_many(s, a)) return;
+    if (bl_cuda_attend_pairs(s, a) || bl_cuda_attend_many(s, a)) return;
     const int64_t T = a->t->tokens, padded = (attended(*a) + SLOTS - 1) / SLOTS * SLOTS, tiles = blocks_of(a->heads, HEADS);
     const bool whole = T <= 4 && a->d % NARROW == 0 && lay_out_values(padded, NARROW, true).bytes <= MOST_SHARED;
     const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = whole ? NARROW : (a->d / 16 + cuts - 1) / cuts * 16;

@@ -196,6 +196,11 @@ __device__ __forceinline__ unsigned cluster_size(void)
     return n;
 }
 
+/* cluster_sync in two, for barriers in shared memory that have been initialised (and fenced) only: their first use elsewhere is behind
+ * the second. Other memory is not ordered, which would cost a wait for all of it. */
+__device__ __forceinline__ void cluster_arrive(void) { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 __device__ __forceinline__ void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -47,12 +47,11 @@ __device__ __forceinline__ int selected_entry(const bl_cuda_attention &a, int64_
     return i >= a.window && i < attended(a) ? a.selected[token * a.topk + i - a.window] : -1;
 }
 
-/* The packed row in slot i of token's list; NULL for a hole. */
-__device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, const token_rows &r, int64_t token, int i)
+/* The packed row in slot i of a token's list, which selects `entry` there; NULL for a hole. */
+__device__ __forceinline__ const uint8_t *slot_row(const bl_cuda_attention &a, const token_rows &r, int i, int entry)
 {
     if (i < a.window) return window_row(a, r, i);
-    const int entry = selected_entry(a, token, i);
-    return entry < 0 ? NULL : r.pages[entry / PAGE].latents + entry % PAGE * latent_bytes(a.d);
+    return entry < 0 ? NULL : r.pages[(unsigned)entry / PAGE].latents + (unsigned)entry % PAGE * (unsigned)latent_bytes(a.d);
 }
 
 } // namespace bl

@@ -131,10 +131,13 @@ void check_cuda_attention(check *c)
     }
     check_attend(c, 1, 3, 512, 64, 128, 512, 150);
     check_attend(c, 3, 5, 64, 16, 20, 30, 60);
-    /* many tokens of the released head dimension: a kernel of its own */
+    /* of the released head dimension: kernels of their own, for tokens by pairs of blocks (the first five) and for more */
     check_attend(c, 40, 5, 512, 64, 128, 150, 90);
     check_attend(c, 26, 20, 512, 64, 100, 70, 400);
     check_attend(c, 24, 70, 512, 64, 20, 0, 5);
+    check_attend(c, 25, 3, 512, 64, 128, 140, 10); /* blocks of holes between others */
+    check_attend(c, 24, 2, 512, 64, 400, 240, 500);
     check_attend(c, 140, 2, 512, 64, 128, 0, 0);
+    check_attend(c, 135, 3, 512, 64, 20, 70, 30);
     check_window_rows(c, 3, 512, 64);
 }

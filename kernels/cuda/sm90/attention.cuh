@@ -1,4 +1,4 @@
-/* What the parts of sm90/attention.cu share: sizes, a block's state in shared memory, which heads of which token are whose turn. */
+/* What attention of many tokens and that by pairs of blocks share: sizes, a block's state in shared memory, whose turn is what. */
 #ifndef BL_KERNELS_CUDA_SM90_ATTENTION_CUH
 #define BL_KERNELS_CUDA_SM90_ATTENTION_CUH
 
@@ -17,10 +17,14 @@ enum {
     SCORED = 1, PEAKED, WEIGHED, DONE /* named barriers of those that multiply, in turn */
 };
 
-struct shared_state {
-    uint64_t full[BUFFERS], empty[BUFFERS], query;
+struct softmax_state {
     float peak[2][HEADS], denominator[HEADS];
     float4 sums[GROUP];
+};
+
+struct shared_state {
+    uint64_t full[BUFFERS], empty[BUFFERS], query;
+    softmax_state softmax;
 };
 
 /* Shared memory for tiles. */
@@ -41,6 +45,19 @@ __device__ __forceinline__ turn turn_of(int i, int tiles)
 {
     return {i / tiles, i % tiles * HEADS};
 }
+
+#ifdef BL_HOPPER
+
+/* `count` chunks of a turn's queries from a chunk on. */
+__device__ __forceinline__ void load_query(uint32_t to, const CUtensorMap *map, uint32_t bar, const turn &at, int64_t heads, int chunk,
+                                           int count)
+{
+    barrier_expect(bar, count * CHUNK_BYTES);
+    for (int c = 0; c < count; c++)
+        load_tile(to + c * CHUNK_BYTES, map, bar, (chunk + c) * TILE_K, (int)(at.token * heads + at.head0));
+}
+
+#endif
 
 } // namespace bl
 

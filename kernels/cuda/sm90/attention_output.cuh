@@ -64,10 +64,10 @@ template <int N, int M> __device__ __forceinline__ void divide_all(float (&acc)[
 }
 
 /* Of acc's first 32 columns what the thread has of a row, its first (H = 0) or second, to columns from col on. EASY: every number is
- * in range, else divided already. */
+ * in range, else divided already. rotation: the token's, in any memory. */
 template <bool EASY, int H, int M>
-__device__ __forceinline__ void store_columns(const bl_cuda_attention &a, const float (&acc)[M], const divisor &below, const turn &at,
-                                              int row, int col)
+__device__ __forceinline__ void store_columns(const bl_cuda_attention &a, const float *rotation, const float (&acc)[M],
+                                              const divisor &below, const turn &at, int row, int col)
 {
     const int t = threadIdx.x % 4, head = at.head0 + row;
     uint32_t v[4];
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_columns(const bl_cuda_attention &a, const 
         for (int i = 0; i < 4; i++) {
             const int64_t pair = col + 8 * i + 2 * t - (D - a.R);
             if (pair < 0) continue;
-            const float2 cs = *(const float2 *)(a.rotation + at.token * a.R + pair);
+            const float2 cs = *(const float2 *)(rotation + pair);
             const float x = __uint_as_float(v[i] << 16), y = __uint_as_float(v[i] & 0xffff0000);
             v[i] = pair_of<EASY>(x * cs.x - y * -cs.y, x * -cs.y + y * cs.x);
         }
@@ -93,23 +93,24 @@ __device__ __forceinline__ void store_columns(const bl_cuda_attention &a, const 
 /* The thread's rows, 32 columns at a time. Few accumulators move down instead of being named: most of a short kernel's last part would
  * be waiting for its own instructions. */
 template <bool EASY, int N, int M>
-__device__ __forceinline__ void store_rows(const bl_cuda_attention &a, const shared_state &sh, float (&acc)[N][M], const turn &at, int col0)
+__device__ __forceinline__ void store_rows(const bl_cuda_attention &a, const float *rotation, const softmax_state &sh, float (&acc)[N][M],
+                                           const turn &at, int col0)
 {
     enum { TIMES = N * M / 16 };
     const int row = threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / 4;
     const divisor low = make_divisor(sh.denominator[row]), high = make_divisor(sh.denominator[row + 8]);
 #pragma unroll(N == 1 ? 1 : TIMES)
     for (int c = 0; c < TIMES; c++) {
-        store_columns<EASY, 0>(a, acc[0], low, at, row, col0 + 32 * c);
-        store_columns<EASY, 1>(a, acc[0], high, at, row + 8, col0 + 32 * c);
+        store_columns<EASY, 0>(a, rotation, acc[0], low, at, row, col0 + 32 * c);
+        store_columns<EASY, 1>(a, rotation, acc[0], high, at, row + 8, col0 + 32 * c);
 #pragma unroll
         for (int k = 0; k + 16 < N * M; k++) acc[k / M][k % M] = acc[(k + 16) / M][(k + 16) % M];
     }
 }
 
 template <int N, int M>
-__device__ __forceinline__ void store_output(const bl_cuda_attention &a, const shared_state &sh, float (&acc)[N][M], const turn &at,
-                                             int col0, uint32_t swap)
+__device__ __forceinline__ void store_output(const bl_cuda_attention &a, const float *rotation, const softmax_state &sh,
+                                             float (&acc)[N][M], const turn &at, int col0, uint32_t swap)
 {
     const int row = threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / 4;
     const float b0 = sh.denominator[row], b1 = sh.denominator[row + 8];
@@ -120,10 +121,10 @@ __device__ __forceinline__ void store_output(const bl_cuda_attention &a, const s
         most = other > most ? other : most;
     }
     if (__all_sync(~0u, most <= SPAN)) {
-        store_rows<true>(a, sh, acc, at, col0);
+        store_rows<true>(a, rotation, sh, acc, at, col0);
     } else {
         divide_all(acc, b0, b1, swap);
-        store_rows<false>(a, sh, acc, at, col0);
+        store_rows<false>(a, rotation, sh, acc, at, col0);
     }
 }
 

@@ -1,4 +1,4 @@
-/* The warpgroups that decode: packed rows of a token's slots to bf16 in shared memory, a block of slots at a time. */
+/* Packed rows to bf16 in shared memory, and the warpgroups that do so for many tokens, a block of slots at a time. */
 #ifndef BL_KERNELS_CUDA_SM90_ATTENTION_ROWS_CUH
 #define BL_KERNELS_CUDA_SM90_ATTENTION_ROWS_CUH
 
@@ -12,6 +12,39 @@ __device__ __forceinline__ void put(uint32_t to, int slot, int unit, const uint2
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + ((unit ^ slot % 8) << 4)), "r"(a.x), "r"(a.y), "r"(b.x), "r"(b.y)
                  : "memory");
+}
+
+/* An e4m3 scale, which is a bf16 too, twice. */
+__device__ __forceinline__ uint32_t latent_scale(uint32_t code)
+{
+    const uint32_t bits = (code & 0x80) << 8 | (code & 0x7f) << 4; /* times 2^-120 */
+    return (code & 0x7f) == 0x7f ? 0x7fc07fc0 : mul_bf16x2(bits * 0x10001u, 0x7b807b80);
+}
+
+/* 64 columns of a slot's window row, with two scales, to its row in a chunk. */
+__device__ __forceinline__ void decode_window_chunk(uint32_t to, int slot, const uint4 *codes, uint32_t scales)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t s = scale_bf16x2((uint8_t)(scales >> k / 2 * 8));
+        put(to, slot, 2 * k, decode_fp8(codes[k].x, s), decode_fp8(codes[k].y, s));
+        put(to, slot, 2 * k + 1, decode_fp8(codes[k].z, s), decode_fp8(codes[k].w, s));
+    }
+}
+
+/* 64 columns of a slot's latents, with four scales. */
+__device__ __forceinline__ void decode_latent_chunk(uint32_t to, int slot, const uint4 *codes, uint32_t scales)
+{
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const uint32_t w[4] = {codes[k].x, codes[k].y, codes[k].z, codes[k].w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) { /* 16 columns of a scale */
+            const uint32_t s = latent_scale((uint8_t)(scales >> (2 * k + h) * 8));
+            put(to, slot, 4 * k + 2 * h, decode_fp4(w[2 * h], s), decode_fp4(w[2 * h] >> 16, s));
+            put(to, slot, 4 * k + 2 * h + 1, decode_fp4(w[2 * h + 1], s), decode_fp4(w[2 * h + 1] >> 16, s));
+        }
+    }
 }
 
 /* A thread's 128 columns of a packed row, of a window row one half; zeros of a hole. */
@@ -37,39 +70,15 @@ __device__ __forceinline__ void load_part(row_part &r, const uint8_t *row, bool 
 /* to: the slot's row in the first of two chunks; row: for the second half. */
 __device__ __forceinline__ void decode_window(uint32_t to, int slot, row_part &r, const uint8_t *row, int part)
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (i == 1) load_codes(r, row ? row + part * PART + PART / 2 : NULL);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const uint32_t s = scale_bf16x2((uint8_t)(r.scales.x >> (2 * i + k / 2) * 8));
-            put(to + i * CHUNK_BYTES, slot, 2 * k, decode_fp8(r.codes[k].x, s), decode_fp8(r.codes[k].y, s));
-            put(to + i * CHUNK_BYTES, slot, 2 * k + 1, decode_fp8(r.codes[k].z, s), decode_fp8(r.codes[k].w, s));
-        }
-    }
-}
-
-/* An e4m3 scale, which is a bf16 too, twice. */
-__device__ __forceinline__ uint32_t latent_scale(uint32_t code)
-{
-    const uint32_t bits = (code & 0x80) << 8 | (code & 0x7f) << 4; /* times 2^-120 */
-    return (code & 0x7f) == 0x7f ? 0x7fc07fc0 : mul_bf16x2(bits * 0x10001u, 0x7b807b80);
+    decode_window_chunk(to, slot, r.codes, r.scales.x);
+    load_codes(r, row ? row + part * PART + PART / 2 : NULL);
+    decode_window_chunk(to + CHUNK_BYTES, slot, r.codes, r.scales.x >> 16);
 }
 
 __device__ __forceinline__ void decode_latent(uint32_t to, int slot, const row_part &r)
 {
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint32_t w[4] = {r.codes[k].x, r.codes[k].y, r.codes[k].z, r.codes[k].w};
-#pragma unroll
-        for (int h = 0; h < 2; h++) { /* 16 columns of a scale */
-            const int group = 2 * k + h;
-            const uint32_t s = latent_scale((uint8_t)((group < 4 ? r.scales.x : r.scales.y) >> group % 4 * 8));
-            const uint32_t at = to + k / 2 * CHUNK_BYTES;
-            put(at, slot, 4 * (k % 2) + 2 * h, decode_fp4(w[2 * h], s), decode_fp4(w[2 * h] >> 16, s));
-            put(at, slot, 4 * (k % 2) + 2 * h + 1, decode_fp4(w[2 * h + 1], s), decode_fp4(w[2 * h + 1] >> 16, s));
-        }
-    }
+    decode_latent_chunk(to, slot, r.codes, r.scales.x);
+    decode_latent_chunk(to + CHUNK_BYTES, slot, r.codes + 2, r.scales.y);
 }
 
 __device__ __forceinline__ void clear_part(uint32_t to, int slot)

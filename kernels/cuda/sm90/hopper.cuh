@@ -65,6 +65,21 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(bar), "r"(parity) : "memory");
 }
 
+/* The address in another block of the cluster of what is here at `at`. */
+__device__ __forceinline__ uint32_t address_at(uint32_t at, uint32_t rank)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
+/* 16 bytes to another block's shared memory, whose barrier there counts them; both addresses by address_at. */
+__device__ __forceinline__ void send(uint32_t to, uint32_t bar, float x, float y, float z, float w)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];"
+                 ::"r"(to), "r"(bar), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
 /* Barrier `id` among so many threads of the block. */
 __device__ __forceinline__ void named_sync(int id, int threads)
 {
@@ -119,11 +134,11 @@ template <int N> __device__ __forceinline__ void settle(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Operand in shared memory whose rows are K: swizzled tiles of 8 rows of 128 bytes, one after the other. 16 elements of K further
- * are 2 more. */
-__device__ __forceinline__ uint64_t operand_by_rows(uint32_t at)
+/* Operand in shared memory whose rows are K: swizzled tiles of 8 rows of 128 bytes, from one to the next `next` bytes. 16 elements of K
+ * further are 2 more. */
+__device__ __forceinline__ uint64_t operand_by_rows(uint32_t at, uint32_t next = 1024)
 {
-    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(next >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* B whose rows are its columns' elements: tiles of 8 values of K by 64 columns; next_k, next_n: bytes to the tile of the next 8 of K
@@ -151,6 +166,7 @@ __device__ __forceinline__ uint64_t operand_by_columns(uint32_t at, uint32_t nex
         }                                                                                                                            \
     };
 template <int N, int TB> struct wgmma_ss;
+BL_WGMMA_SS(32, BL_TEN() ", %10, %11, %12, %13, %14, %15", "%16", "%17", "%18", "%19", BL_D16(0))
 BL_WGMMA_SS(64, BL_TEN() ", " BL_TEN(1) ", " BL_TEN(2) ", %30, %31", "%32", "%33", "%34", "%35", BL_D32(0))
 BL_WGMMA_SS(192, BL_TEN() ", " BL_TEN(1) ", " BL_TEN(2) ", " BL_TEN(3) ", " BL_TEN(4) ", " BL_TEN(5) ", " BL_TEN(6) ", " BL_TEN(7) ", "
             BL_TEN(8) ", %90, %91, %92, %93, %94, %95", "%96", "%97", "%98", "%99", BL_D32(0), BL_D32(32), BL_D32(64))

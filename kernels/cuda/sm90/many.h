@@ -14,12 +14,13 @@ enum { BL_CUDA_MANY = 192 };
 /* Slots of a unit of experts at most. */
 enum { BL_CUDA_MANY_SLOTS = 160 };
 
-/* Attention: of this head dimension, from so many tokens. */
-enum { BL_CUDA_MANY_HEAD_DIM = 512, BL_CUDA_MANY_ATTEND = 24 };
+/* Attention: of this head dimension, from so many tokens; by pairs of blocks, from so many to as many as there are pairs for. */
+enum { BL_CUDA_MANY_HEAD_DIM = 512, BL_CUDA_MANY_ATTEND = 24, BL_CUDA_PAIRS_ATTEND = 24 };
 
 /* Each false, having started nothing, where device, shapes or kinds do not suit. */
 bool bl_cuda_multiply_many(bl_cuda_stream s, const bl_cuda_product *p);
 bool bl_cuda_multiply_experts_many(bl_cuda_stream s, const bl_cuda_expert_product *p);
+bool bl_cuda_attend_pairs(bl_cuda_stream s, const bl_cuda_attention *a);
 bool bl_cuda_attend_many(bl_cuda_stream s, const bl_cuda_attention *a);
 
 #ifdef __cplusplus
