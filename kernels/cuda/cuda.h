@@ -129,6 +129,7 @@ typedef struct bl_cuda_advance {
     uint16_t *x, *rounded;
     int64_t T, D;
     float eps;
+    bool early; /* all inputs but partial, out and shared are older than the kernel before the one that is before this one in the stream */
 } bl_cuda_advance;
 void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a);
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n);

@@ -268,15 +268,18 @@ static void launch_early(bool early, cudaStream_t s, dim3 grid, int threads, int
     launch_with(&attribute, early ? 1 : 0, s, grid, threads, bytes, kernel, args...);
 }
 
-/* ... in clusters of so many blocks. */
+/* ... in clusters of so many blocks; early: one that begins early. */
 template <class... P, class... A>
-static void launch_clusters(unsigned blocks, cudaStream_t s, unsigned clusters, int threads, void (*kernel)(P...), A... args)
+static void launch_clusters(bool early, unsigned blocks, cudaStream_t s, unsigned clusters, int threads, int64_t bytes,
+                            void (*kernel)(P...), A... args)
 {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = blocks;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    launch_with(&attribute, 1, s, dim3(clusters * blocks), threads, 0, kernel, args...);
+    cudaLaunchAttribute attribute[2];
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = blocks;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[1].val.programmaticStreamSerializationAllowed = 1;
+    launch_with(attribute, early ? 2 : 1, s, dim3(clusters * blocks), threads, bytes, kernel, args...);
 }
 
 /* ---- tensor core */

@@ -42,9 +42,10 @@ __device__ __forceinline__ uint4 load16(const uint8_t *p, bool there)
     return there ? __ldg((const uint4 *)p) : make_uint4(0, 0, 0, 0);
 }
 
+/* No __ldg: in a kernel that begins early it could move above the wait. */
 __device__ __forceinline__ uint2 load_x(const uint16_t *x, int k, int cols)
 {
-    return x && k < cols ? __ldg((const uint2 *)(x + k)) : make_uint2(0, 0);
+    return x && k < cols ? *(const uint2 *)(x + k) : make_uint2(0, 0);
 }
 
 /* One step with each of the token tiles; k is the thread's first element. */
@@ -313,13 +314,35 @@ template <bl_weight_kind KIND, int NT> __global__ void __launch_bounds__(WARP) p
     segment_parts<KIND, NT>(p, parts, (int64_t)blockIdx.x * ROWS, (int64_t)blockIdx.y * NT * 8, blockIdx.z);
 }
 
+/* Has a warp's segment of a tile's rows, each of `bytes` bytes, brought to the L2 cache. */
+__device__ __forceinline__ void call_in(const rows_of &w, int64_t at, int bytes)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        for (int i = threadIdx.x % 4 * 128; w.codes[h] && i < bytes; i += 4 * 128)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.codes[h] + at + i));
+}
+
+template <bl_weight_kind KIND> __device__ __forceinline__ void call_segment(const dense_args &p, int64_t row, int64_t segment)
+{
+    if (segment * SEGMENT >= p.w.cols) return;
+    const rows_of w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
+    call_in(w, row_bytes(KIND, segment * SEGMENT), (int)row_bytes(KIND, p.w.cols < SEGMENT ? p.w.cols : SEGMENT));
+}
+
 /* A tile of p for each of the first blocks, a segment of q for each warp of the others. */
 __global__ void __launch_bounds__(FEW *WARP) with_parts_kernel(dense_args p, dense_args q, float *parts, int tiles)
 {
-    const int unit = ((int)blockIdx.x - tiles) * FEW + (int)threadIdx.x / WARP, across = (int)((q.rows + ROWS - 1) / ROWS);
-    start_next();
-    if (unit < 0) dense_tile<BL_W_BF16, 1, FEW>(p, (int64_t)blockIdx.x * ROWS, 0, 0);
-    else if (unit / across * (int64_t)SEGMENT < q.w.cols) segment_parts<BL_W_F32, 1>(q, parts, unit % across * ROWS, 0, unit / across);
+    const int warp = (int)threadIdx.x / WARP, unit = ((int)blockIdx.x - tiles) * FEW + warp, across = (int)((q.rows + ROWS - 1) / ROWS);
+    if (unit < 0) {
+        call_segment<BL_W_BF16>(p, (int64_t)blockIdx.x * ROWS, warp);
+        take_over();
+        dense_tile<BL_W_BF16, 1, FEW>(p, (int64_t)blockIdx.x * ROWS, 0, 0);
+    } else {
+        call_segment<BL_W_F32>(q, unit % across * ROWS, unit / across);
+        take_over();
+        if (unit / across * (int64_t)SEGMENT < q.w.cols) segment_parts<BL_W_F32, 1>(q, parts, unit % across * ROWS, 0, unit / across);
+    }
 }
 
 struct expert_args {
@@ -421,7 +444,8 @@ bool bl_cuda_multiply_with_parts(bl_cuda_stream s, const bl_cuda_product *p, con
         p->row0 > 0 || q->row0 > 0 || p->w.cols % 32 || q->w.cols % SEGMENT)
         return false;
     const int64_t tiles = blocks_of(p->rows, ROWS), units = blocks_of(q->rows, ROWS) * (q->w.cols / SEGMENT);
-    with_parts_kernel<<<(unsigned)(tiles + blocks_of(units, FEW)), FEW * WARP, 0, s>>>(dense_of(p), dense_of(q), parts, (int)tiles);
+    launch_early(true, s, dim3((unsigned)(tiles + blocks_of(units, FEW))), FEW * WARP, 0, with_parts_kernel, dense_of(p), dense_of(q),
+                 parts, (int)tiles);
     return true;
 }
 

@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selectio
 void launch_choice(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
 {
     const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
-    launch_clusters(blocks, s, (unsigned)a->rows, SELECT_THREADS, select_kernel, *a, *a->t);
+    launch_clusters(false, blocks, s, (unsigned)a->rows, SELECT_THREADS, 0, select_kernel, *a, *a->t);
 }
 
 } // namespace bl

@@ -4,7 +4,7 @@
 namespace bl {
 
 enum {
-    THREADS = 256, WIDE = 1024 /* threads of a block that has a whole row */, MOST_PARTS = 8 /* blocks of a cluster */,
+    THREADS = 256, MOST_PARTS = 8 /* blocks of a cluster */,
     MANY = 256 /* tokens from which each is a block's */
 };
 
@@ -63,10 +63,9 @@ __device__ __forceinline__ uint2 round_four(uint2 x)
     return decode_fp8(low | (uint32_t)high << 16, scale_bf16x2(scale));
 }
 
-/* Four columns of y = w * (x * r), and their fp8 rounding (rounded NULL: none). */
-__device__ __forceinline__ void norm_four(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, float r)
+/* Four columns of y = by * (from * r), and their fp8 rounding (rounded NULL: none). */
+__device__ __forceinline__ void norm_four(uint16_t *y, uint16_t *rounded, const four &from, const four &by, float r)
 {
-    const four from = load_four(x), by = load_four(w);
     float v[4];
     for (int e = 0; e < 4; e++) v[e] = by.v[e] * (from.v[e] * r);
     const uint2 z = pack_four(v);
@@ -80,7 +79,8 @@ __device__ __forceinline__ void norm_row(uint16_t *y, uint16_t *rounded, const u
 {
     const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(row[i]), from_bf16(row[i]), v); });
     const float r = bl_rsqrt(sum / (float)n + eps);
-    for (int64_t i = 4 * threadIdx.x; i < n; i += 4 * blockDim.x) norm_four(y + i, rounded ? rounded + i : NULL, row + i, w + i, r);
+    for (int64_t i = 4 * threadIdx.x; i < n; i += 4 * blockDim.x)
+        norm_four(y + i, rounded ? rounded + i : NULL, load_four(row + i), load_four(w + i), r);
 }
 
 enum { COLLAPSE = 640 /* threads: four columns of 2560 at a time */ };
@@ -153,17 +153,31 @@ __device__ __forceinline__ uint2 expand_four(uint16_t *h, int64_t D, const four 
     return pack_four(collapsed.v);
 }
 
-/* Expands four columns of token t from i on; returns them collapsed. */
-__device__ __forceinline__ uint2 expand_and_collapse(const bl_cuda_advance &a, int64_t t, int64_t i)
+/* A sum over a segment of a row, by half a warp: as row_sum. */
+template <class F> __device__ __forceinline__ float segment_sum(F term)
 {
-    uint16_t *h = a.H + t * S * a.D + i;
-    four from[S];
-#pragma unroll
-    for (int j = 0; j < S; j++) from[j] = load_four(h + j * a.D);
-    return expand_four(h, a.D, from, sublayer_sum(a, t, i), a.post + t * S, a.comb + t * S * S, a.pre + t * S);
+    float v = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % 16; i < BL_CUDA_ROW_SEGMENT; i += 16) v = term(i, v);
+    return lane_tree(v);
 }
 
-/* Expansion after a sublayer, collapse and norm before the next one: a cluster of blocks for each token, 1024 columns a block. */
+/* A token's coefficients. */
+struct coefficients {
+    float post[S], comb[S * S], pre[S];
+};
+
+__device__ __forceinline__ void load_floats(float *to, const float *from, int n)
+{
+#pragma unroll
+    for (int i = 0; i < n; i += 4) {
+        const float4 v = *(const float4 *)(from + i);
+        to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+    }
+}
+
+/* Expansion after a sublayer, collapse and norm before the next one: a cluster of blocks for each token, 1024 columns a block. Before it
+ * waits it reads all but the sublayer's result. */
 __global__ void __launch_bounds__(THREADS) advance_kernel(bl_cuda_advance a)
 {
     enum { SEGMENTS = 4 * THREADS / BL_CUDA_ROW_SEGMENT };
@@ -171,27 +185,36 @@ __global__ void __launch_bounds__(THREADS) advance_kernel(bl_cuda_advance a)
     __shared__ float mine[SEGMENTS], sums[SEGMENTS * MOST_PARTS];
     const unsigned parts = cluster_size(), rank = cluster_rank();
     const int64_t t = blockIdx.x / parts, i = (int64_t)rank * 4 * THREADS + 4 * threadIdx.x;
-    const int segments = (int)((a.D + BL_CUDA_ROW_SEGMENT - 1) / BL_CUDA_ROW_SEGMENT), lane = threadIdx.x % 16;
-    start_next();
-    *(uint2 *)(row + 4 * threadIdx.x) = i < a.D ? expand_and_collapse(a, t, i) : make_uint2(0, 0);
+    const int segments = (int)((a.D + BL_CUDA_ROW_SEGMENT - 1) / BL_CUDA_ROW_SEGMENT);
+    const bool there = i < a.D; /* whole groups of 32 columns */
+    uint16_t *const h = a.H + t * S * a.D + i;
+    coefficients c;
+    four from[S] = {}, by = {};
+    load_floats(c.post, a.post + t * S, S);
+    load_floats(c.comb, a.comb + t * S * S, S * S);
+    load_floats(c.pre, a.pre + t * S, S);
+#pragma unroll
+    for (int j = 0; j < S; j++)
+        if (there) from[j] = load_four(h + j * a.D);
+    if (there) by = load_four(a.norm + i);
+    take_over();
+    const uint2 mixed = there ? expand_four(h, a.D, from, sublayer_sum(a, t, i), c.post, c.comb, c.pre) : make_uint2(0, 0);
+    *(uint2 *)(row + 4 * threadIdx.x) = mixed;
     __syncthreads();
-    if (threadIdx.x < 16 * SEGMENTS) { /* as row_sum; zeros behind the end add nothing */
-        const uint16_t *from = row + threadIdx.x / 16 * BL_CUDA_ROW_SEGMENT;
-        float v = 0;
-#pragma unroll 8
-        for (int k = lane; k < BL_CUDA_ROW_SEGMENT; k += 16) v = fmaf(from_bf16(from[k]), from_bf16(from[k]), v);
-        v = lane_tree(v);
-        if (lane == 0) mine[threadIdx.x / 16] = v;
+    if (threadIdx.x < 16 * SEGMENTS) { /* zeros behind the end add nothing */
+        const uint16_t *const x = row + threadIdx.x / 16 * BL_CUDA_ROW_SEGMENT;
+        const float v = segment_sum([&](int k, float sum) { return fmaf(from_bf16(x[k]), from_bf16(x[k]), sum); });
+        if (threadIdx.x % 16 == 0) mine[threadIdx.x / 16] = v;
     }
     cluster_sync();
     const int *const theirs = (const int *)&mine[threadIdx.x % SEGMENTS];
     if ((int)threadIdx.x < segments) sums[threadIdx.x] = __int_as_float(remote(theirs, threadIdx.x / SEGMENTS));
     cluster_sync(); /* no block ends while others read there */
     float total = 0;
+#pragma unroll 2
     for (int k = 0; k < segments; k++) total += sums[k];
-    if (i < a.D) /* whole groups of 32 columns */
-        norm_four(a.x + t * a.D + i, a.rounded + t * a.D + i, row + 4 * threadIdx.x, a.norm + i,
-                  bl_rsqrt(total / (float)a.D + a.eps));
+    if (there)
+        norm_four(a.x + t * a.D + i, a.rounded + t * a.D + i, unpack_four(mixed), by, bl_rsqrt(total / (float)a.D + a.eps));
 }
 
 /* The same, a block for each token, whose streams come to shared memory first: many bytes under way in few registers. */
@@ -221,16 +244,19 @@ __global__ void __launch_bounds__(THREADS, 3) advance_many_kernel(bl_cuda_advanc
     norm_row(a.x + t * D, a.rounded + t * D, h, a.norm, D, a.eps, sums);
 }
 
+/* The weights come to shared memory before the kernel before has ended. */
 __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t n,
                                                           float eps)
 {
-    extern __shared__ __align__(16) uint16_t row[];
+    extern __shared__ __align__(16) uint16_t row[]; /* [2][n] */
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x;
+    for (int64_t i = 4 * threadIdx.x; i < n; i += 4 * THREADS) *(uint2 *)(row + n + i) = *(const uint2 *)(w + i);
     take_over();
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[t * n + i];
+#pragma unroll 2
+    for (int64_t i = 4 * threadIdx.x; i < n; i += 4 * THREADS) *(uint2 *)(row + i) = *(const uint2 *)(x + t * n + i);
     __syncthreads();
-    norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, w, n, eps, sums);
+    norm_row(y + t * n, rounded ? rounded + t * n : NULL, row, row + n, n, eps, sums);
 }
 
 __global__ void __launch_bounds__(THREADS) expand_kernel(uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t D)
@@ -267,21 +293,54 @@ __global__ void engram_rows_kernel(uint16_t *e, const uint8_t *codes, const uint
     e[i] = v == v ? to_bf16(v) : (uint16_t)(0x7fc0 | (c & 0x80) << 8);
 }
 
-__global__ void __launch_bounds__(WIDE) engram_gate_kernel(uint16_t *H, const uint16_t *kv, const float *qk, int64_t D, float eps)
+/* A cluster of blocks for each stream of a token, 1024 columns a block. scale = D^-1/2. */
+__global__ void __launch_bounds__(THREADS) engram_gate_kernel(uint16_t *H, const uint16_t *kv, const float *qk, int64_t D, float eps,
+                                                              float scale)
 {
-    __shared__ float sums[ROW_SUMS];
-    const int64_t t = blockIdx.x / S, j = blockIdx.x % S;
-    uint16_t *h = H + (t * S + j) * D;
-    const uint16_t *key = kv + (t * (S + 1) + j) * D, *value = kv + (t * (S + 1) + S) * D;
-    const float *w = qk + j * D;
-    const float hh = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); });
-    const float kk = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(key[i]), from_bf16(key[i]), v); });
-    const float dot = row_sum(sums, D, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]) * w[i], from_bf16(key[i]), v); });
-    const float r = bl_rsqrt(hh / (float)D + eps) * bl_rsqrt(kk / (float)D + eps);
-    const float v = dot * r * (float)(1.0 / sqrt((double)D));
+    enum { COLUMNS = 4 * THREADS, SEGMENTS = COLUMNS / BL_CUDA_ROW_SEGMENT, SUMS = 3 /* two of squares, and the product */ };
+    __shared__ __align__(16) uint16_t h[COLUMNS], key[COLUMNS];
+    __shared__ __align__(16) float weighted[COLUMNS];
+    __shared__ float mine[SUMS * SEGMENTS], sums[SUMS][SEGMENTS * MOST_PARTS];
+    const unsigned parts = cluster_size(), rank = cluster_rank();
+    const int at = 4 * threadIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int64_t t = blockIdx.x / parts / S, j = blockIdx.x / parts % S, i = (int64_t)rank * COLUMNS + at;
+    const int segments = (int)((D + BL_CUDA_ROW_SEGMENT - 1) / BL_CUDA_ROW_SEGMENT);
+    const bool there = i < D;
+    uint16_t *const stream = H + (t * S + j) * D + i;
+    const uint16_t *const row = kv + t * (S + 1) * D + i;
+    const float4 w = there ? *(const float4 *)(qk + j * D + i) : make_float4(0, 0, 0, 0);
+    take_over();
+    const uint2 x = there ? *(const uint2 *)stream : make_uint2(0, 0), y = there ? *(const uint2 *)(row + j * D) : make_uint2(0, 0);
+    const uint2 value = there ? *(const uint2 *)(row + S * D) : make_uint2(0, 0);
+    four from = unpack_four(x);
+    *(uint2 *)(h + at) = x;
+    *(uint2 *)(key + at) = y;
+    *(float4 *)(weighted + at) = make_float4(from.v[0] * w.x, from.v[1] * w.y, from.v[2] * w.z, from.v[3] * w.w);
+    __syncthreads();
+    if (warp < SUMS) { /* half a warp for each segment; zeros behind the end add nothing */
+        const int segment = lane / 16, first = segment * BL_CUDA_ROW_SEGMENT;
+        const uint16_t *const a = (warp == 0 ? h : key) + first;
+        const float *const b = weighted + first;
+        float v;
+        if (warp < 2) v = segment_sum([&](int k, float sum) { return fmaf(from_bf16(a[k]), from_bf16(a[k]), sum); });
+        else v = segment_sum([&](int k, float sum) { return fmaf(b[k], from_bf16(a[k]), sum); });
+        if (lane % 16 == 0) mine[warp * SEGMENTS + segment] = v;
+    }
+    cluster_sync();
+    if (warp < SUMS && lane < segments) {
+        const int *const theirs = (const int *)&mine[warp * SEGMENTS + lane % SEGMENTS];
+        sums[warp][lane] = __int_as_float(remote(theirs, lane / SEGMENTS));
+    }
+    cluster_sync(); /* no block ends while others read there */
+    float hh = 0, kk = 0, dot = 0;
+#pragma unroll 2
+    for (int k = 0; k < segments; k++) hh += sums[0][k], kk += sums[1][k], dot += sums[2][k];
+    const float r = bl_rsqrt(hh / (float)D + eps) * bl_rsqrt(kk / (float)D + eps), v = dot * r * scale;
     const float size = fabsf(v) > 1e-6f ? fabsf(v) : 1e-6f;
     const float gate = bl_sigmoid(copysignf(sqrtf(size), v));
-    for (int64_t i = threadIdx.x; i < D; i += blockDim.x) h[i] = to_bf16(from_bf16(h[i]) + gate * from_bf16(value[i]));
+    const four by = unpack_four(value);
+    for (int e = 0; e < 4; e++) from.v[e] = from.v[e] + gate * by.v[e];
+    if (there) *(uint2 *)stream = pack_four(from.v);
 }
 
 } // namespace bl
@@ -318,7 +377,7 @@ void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
         advance_many_kernel<<<(unsigned)a->T, THREADS, S * a->D * 2, s>>>(*a);
         return;
     }
-    launch_clusters(parts, s, (unsigned)a->T, THREADS, advance_kernel, *a);
+    launch_clusters(a->early, parts, s, (unsigned)a->T, THREADS, 0, advance_kernel, *a);
 }
 
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
@@ -329,7 +388,8 @@ void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
 void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
                      float eps)
 {
-    launch_early(true, s, dim3((unsigned)rows), THREADS, n * 2, rmsnorm_kernel, y, rounded, x, w, n, eps);
+    cudaFuncSetAttribute(rmsnorm_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(n * 4));
+    launch_early(true, s, dim3((unsigned)rows), THREADS, n * 4, rmsnorm_kernel, y, rounded, x, w, n, eps);
 }
 
 void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t ldx, int64_t rows, int64_t n)
@@ -344,5 +404,6 @@ void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, co
 
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps)
 {
-    engram_gate_kernel<<<(unsigned)(T * S), WIDE, 0, s>>>(H, kv, qk, D, eps);
+    launch_clusters(true, blocks_of(D, 4 * THREADS), s, (unsigned)(T * S), THREADS, 0, engram_gate_kernel, H, kv, qk, D, eps,
+                    (float)(1.0 / sqrt((double)D)));
 }

@@ -73,6 +73,7 @@ typedef struct bl_cuda {
     bl_pool *pool; /* borrowed: reads weights and Engram rows */
     bl_cuda_stream stream, side;
     void *forked, *joined, *marked; /* events */
+    bool apart; /* the side stream has been forked and not joined since */
     pthread_mutex_t lock; /* of alloc and release */
 
     /* weights */

@@ -48,10 +48,13 @@ void bl_cuda_fork(bl_cuda *c)
 {
     cudaEventRecord(c->forked, c->stream);
     cudaStreamWaitEvent(c->side, c->forked, 0);
+    c->apart = true;
 }
 
 void bl_cuda_join(bl_cuda *c)
 {
+    if (!c->apart) return;
+    c->apart = false;
     cudaEventRecord(c->joined, c->side);
     cudaStreamWaitEvent(c->stream, c->joined, 0);
 }

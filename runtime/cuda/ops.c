@@ -118,6 +118,7 @@ static void collapse(bl_backend *b, const bl_pass *p, const bl_matrix *norm, uin
 static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t *y, const float *post, const float *comb)
 {
     bl_cuda *c = cuda_of(b);
+    const bool apart = c->apart;
     bl_cuda_join(c);
     if (!p->plain) {
         bl_cuda_expand(c->stream, H, y, post, comb, p->tokens, hidden(c));
@@ -129,6 +130,7 @@ static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t 
     c->later.advance.comb = comb;
     c->later.advance.T = p->tokens;
     c->later.advance.D = hidden(c);
+    c->later.advance.early = !apart; /* else the coefficients are new */
 }
 
 /* The expansion that was put off, for what needs the streams as they are. */

@@ -231,6 +231,44 @@ static void check_engram_gather(check *c, int64_t width, int64_t count)
     cudaFreeHost(pinned);
 }
 
+/* The gate's three sums, in segments. */
+static void gate_sums(float sum[3], const uint16_t *h, const float *qk, const uint16_t *key, int64_t D)
+{
+    sum[0] = squares(h, D);
+    sum[1] = squares(key, D);
+    sum[2] = 0;
+    for (int64_t from = 0; from < D; from += BL_CUDA_ROW_SEGMENT) {
+        float lane[16] = {0};
+        for (int64_t i = from; i < D && i < from + BL_CUDA_ROW_SEGMENT; i++)
+            lane[i % 16] = fmaf(bl_bf16_to_f32(h[i]) * qk[i], bl_bf16_to_f32(key[i]), lane[i % 16]);
+        for (int half = 8; half; half /= 2)
+            for (int i = 0; i < half; i++) lane[i] = lane[i] + lane[i + half];
+        sum[2] += lane[0];
+    }
+}
+
+static void check_engram_gate(check *c, int64_t T, int64_t D)
+{
+    enum { S = 4 };
+    check_case(c, "engram gate tokens=%lld width=%lld", (long long)T, (long long)D);
+    const size_t bytes = (size_t)(T * S * D) * 2;
+    uint16_t *H = random_row(c, T * S * D, 2), *want = check_buffer(c, bytes, 16);
+    const uint16_t *kv = random_row(c, T * (S + 1) * D, 2);
+    const float *qk = random_floats(c, S * D, 1);
+    uint16_t *gH = gpu_copy(H, bytes);
+    for (int64_t row = 0; row < T * S; row++) {
+        const int64_t t = row / S, j = row % S;
+        const uint16_t *h = H + row * D, *key = kv + (t * (S + 1) + j) * D, *value = kv + (t * (S + 1) + S) * D;
+        float sum[3];
+        gate_sums(sum, h, qk + j * D, key, D);
+        const float gate = bl_engram_gate_value(sum[0], sum[1], sum[2], D, 1e-6f);
+        for (int64_t i = 0; i < D; i++) want[row * D + i] = bl_f32_to_bf16(bl_bf16_to_f32(h[i]) + gate * bl_bf16_to_f32(value[i]));
+    }
+    bl_cuda_engram_gate(0, gH, gpu_copy(kv, (size_t)(T * (S + 1) * D) * 2), gpu_copy(qk, (size_t)(S * D) * 4), T, D, 1e-6f);
+    check_bf16(c, "streams", gpu_result(c, gH, bytes), want, T * S, D);
+    gpu_case_end();
+}
+
 void check_cuda_rows(check *c)
 {
     for (int i = 0; i < 6; i++) {
@@ -241,8 +279,10 @@ void check_cuda_rows(check *c)
         check_advance(c, T, n, 1 + check_below(c, 7), i % 2);
         check_route(c, T, 8 + check_below(c, 400), 1 + check_below(c, 8));
         check_swiglu(c, T, n, i % 2 ? 10.0f : 0.0f);
+        check_engram_gate(c, T, n);
     }
     check_norm(c, 2, 5120);
+    check_engram_gate(c, 2, 5120);
     check_mixing(c, BL_CUDA_MIX_MANY, 32, 37);
     check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, 40)), 101);
     check_mixing(c, BL_CUDA_MIX_MANY + 70, 5120, 182);
