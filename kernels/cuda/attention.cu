@@ -3,6 +3,7 @@
  * The sparse product's order: list and blocks of 64 slots as in kernels/ops.h; a score is a product of dot.h over d, times scale; the
  * denominator of a block is ops.h's; the value product continues the accumulator (faded first) through the block's four k16 steps,
  * slots ascending. Holes are rows of zeros with p = 0. */
+#include "kernels/cuda/mixing.cuh"
 #include "kernels/cuda/slots.cuh"
 #include "kernels/cuda/sm90/hopper.cuh"
 #include "kernels/cuda/sm90/many.h"
@@ -49,13 +50,16 @@ __device__ __forceinline__ void rotate_row(uint16_t *row, int64_t n, int64_t R, 
     if (pair < R / 2) rotate(row[n - R + 2 * pair], row[n - R + 2 * pair + 1], cs.x, cs.y);
 }
 
-/* Packed rows of what is in shared memory; n a multiple of 32, whole warps. */
-__device__ __forceinline__ void pack_window(uint8_t *out, const uint16_t *row, int64_t n)
+/* Packed rows of what is in shared memory; n a multiple of 32, whole warps. also: NULL or another place for the same. */
+__device__ __forceinline__ void pack_window(uint8_t *out, uint8_t *also, const uint16_t *row, int64_t n)
 {
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const uint8_t byte = fp8_scale(row[i]);
-        out[i] = byte == 255 ? 0x7f : to_e4m3(from_bf16(row[i]) / e8m0(byte));
-        if (i % 32 == 0) out[n + i / 32] = byte;
+        const uint8_t byte = fp8_scale(row[i]), code = byte == 255 ? 0x7f : to_e4m3(from_bf16(row[i]) / e8m0(byte));
+        out[i] = code;
+        if (also) also[i] = code;
+        if (i % 32) continue;
+        out[n + i / 32] = byte;
+        if (also) also[n + i / 32] = byte;
     }
 }
 
@@ -86,18 +90,21 @@ __device__ __forceinline__ void pack_index(uint8_t *out, const uint16_t *row, in
     }
 }
 
-__global__ void __launch_bounds__(THREADS) window_rows_kernel(uint8_t *kv, const uint16_t *down, const uint16_t *norm,
-                                                              const float *rotation, int64_t d, int64_t R, float eps)
+/* ring > 0: also to the sequences' rings, which is for passes whose rows take no place that their windows reach. */
+__global__ void __launch_bounds__(THREADS) window_rows_kernel(bl_cuda_tables tables, uint8_t *kv, const uint16_t *down,
+                                                              const uint16_t *norm, const float *rotation, int64_t d, int64_t R, float eps,
+                                                              int64_t ring, int64_t layer_offset)
 {
     __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
     __shared__ float sums[ROW_SUMS];
     const int64_t t = blockIdx.x;
+    uint8_t *const also = ring ? ring_row(&tables.spans[tables.span_of[t]], layer_offset, tables.position[t], ring, d) : NULL;
     for (int64_t i = threadIdx.x; i < d; i += blockDim.x) row[i] = down[t * d + i];
     __syncthreads();
     norm_in_place(row, norm, d, eps, sums);
     if (threadIdx.x < R / 2) rotate_row(row, d, R, threadIdx.x, ((const float2 *)(rotation + t * R))[threadIdx.x]);
     __syncthreads();
-    pack_window(kv + t * window_bytes(d), row, d);
+    pack_window(kv + t * window_bytes(d), also, row, d);
 }
 
 __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
@@ -179,6 +186,7 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
     const int64_t padded = (slots + SLOTS - 1) / SLOTS * SLOTS, tiles = (a.heads + HEADS - 1) / HEADS;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, parts = (int)(d / 16), vectors = (int)(d / 8);
     uint16_t *q = shared, *rows = shared + HEADS * stride;
+    start_next();
     const uint8_t *mine = NULL;
     if (threadIdx.x < SLOTS) {
         if (from + threadIdx.x < slots) {
@@ -249,12 +257,19 @@ __host__ __device__ __forceinline__ value_layout lay_out_values(int64_t padded, 
     return l;
 }
 
-/* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. WHOLE: all rows are decoded
- * before anything else, so that their loads are under way together. */
-template <bool WHOLE> __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, int64_t first, int64_t slice)
+/* From scores to values: 16 heads of a token, a slice of their columns. Every slice repeats the softmax. It begins beside the scores, with
+ * the rows: WHOLE decodes all of them, so that their loads are under way together. A slice more, where there is one, makes the coefficients of
+ * the mixing. */
+template <bool WHOLE>
+__global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, bl_cuda_tables tables, int64_t first, int64_t slice,
+                                                               mix_args mixing)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ float denominator[HEADS];
+    if (blockIdx.z * slice >= a.d) {
+        if (blockIdx.y == 0) mix_token(mixing, first + blockIdx.x);
+        return;
+    }
     const int64_t d = a.d, token = first + blockIdx.x, head0 = (int64_t)blockIdx.y * HEADS, col0 = (int64_t)blockIdx.z * slice;
     const int64_t padded = (attended(a) + SLOTS - 1) / SLOTS * SLOTS, stride = slice + PAD, pitch = padded + PAD;
     const int blocks = (int)(padded / SLOTS), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -265,8 +280,9 @@ template <bool WHOLE> __global__ void __launch_bounds__(VALUE_THREADS) values_ke
     int *any = (int *)(memory + l.any);
     for (int i = threadIdx.x; i < blocks; i += VALUE_THREADS) any[i] = 0;
     __syncthreads();
+    const token_rows found = rows_of(a, tables, token);
     for (int i = threadIdx.x; i < padded; i += VALUE_THREADS) {
-        row[i] = a.rows[blockIdx.x * padded + i];
+        row[i] = i < attended(a) ? slot_row(a, found, i, selected_entry(a, token, i)) : NULL;
         if (row[i]) atomicOr(&any[i / SLOTS], 1);
     }
     __syncthreads();
@@ -278,7 +294,10 @@ template <bool WHOLE> __global__ void __launch_bounds__(VALUE_THREADS) values_ke
             decode16(out + i / parts * stride + i % parts * 16, row[slot], slot < a.window, col0 + i % parts * 16, d);
         }
     };
+    const auto decode_block = [&](int b) { decode_rows(values + b % 2 * SLOTS * stride, b * SLOTS, SLOTS); };
     if (WHOLE) decode_rows(values, 0, (int)padded);
+    else decode_block(0);
+    take_over(); /* until here all but the scores, which are the kernel before's */
     const float *s = a.scores + ((int64_t)blockIdx.x * gridDim.y * HEADS + head0 + warp) * padded; /* a warp has one head */
     float peak = -1e30f, total = 0;
     for (int b0 = 0; b0 < blocks; b0 += AHEAD) {
@@ -298,9 +317,7 @@ template <bool WHOLE> __global__ void __launch_bounds__(VALUE_THREADS) values_ke
         }
     }
     if (lane == 0) denominator[warp] = head0 + warp < a.heads ? total + bl_exp(a.sink[head0 + warp] - peak) : 1;
-    const auto decode_block = [&](int b) { decode_rows(values + b % 2 * SLOTS * stride, b * SLOTS, SLOTS); };
     float acc[TILES][4] = {};
-    if (!WHOLE) decode_block(0);
     __syncthreads();
     for (int b = 0; b < blocks; b++) {
         if (!WHOLE && b + 1 < blocks && any[b + 1]) decode_block(b + 1);
@@ -417,23 +434,27 @@ void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t 
     launch_early(true, s, dim3(blocks_of(heads * (R / 2), THREADS), (unsigned)T), THREADS, 0, rope_kernel, q, rotation, heads, d, R);
 }
 
-void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, const uint16_t *norm, const float *rotation, int64_t T,
-                         int64_t d, int64_t R, float eps)
+void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_tables *t, uint8_t *kv, const uint16_t *down, const uint16_t *norm,
+                         const float *rotation, int64_t d, int64_t R, float eps, int64_t ring, int64_t layer_offset)
 {
-    window_rows_kernel<<<(unsigned)T, THREADS, 0, s>>>(kv, down, norm, rotation, d, R, eps);
+    window_rows_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, down, norm, rotation, d, R, eps, ring, layer_offset);
 }
 
 template <bool WHOLE>
 static void launch_values(cudaStream_t s, const bl_cuda_attention *a, int64_t first, dim3 grid, int64_t slice, int bytes)
 {
     cudaFuncSetAttribute(values_kernel<WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    values_kernel<WHOLE><<<grid, VALUE_THREADS, bytes, s>>>(*a, first, slice);
+    const mix_args mixing = a->mixing ? args_of(a->mixing) : mix_args{};
+    launch_early(true, s, grid, VALUE_THREADS, bytes, values_kernel<WHOLE>, *a, *a->t, first, slice, mixing);
 }
 
 /* Tiles of heads and slices of columns go to more blocks where tokens alone are too few; the bits are the same. */
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 {
-    if (bl_cuda_attend_pairs(s, a) || bl_cuda_attend_many(s, a)) return;
+    if (bl_cuda_attend_pairs(s, a) || bl_cuda_attend_many(s, a)) {
+        if (a->mixing) bl_cuda_mix(s, a->mixing);
+        return;
+    }
     const int64_t T = a->t->tokens, padded = (attended(*a) + SLOTS - 1) / SLOTS * SLOTS, tiles = blocks_of(a->heads, HEADS);
     const bool whole = T <= 4 && a->d % NARROW == 0 && lay_out_values(padded, NARROW, true).bytes <= MOST_SHARED;
     const int64_t cuts = T <= 4 ? 4 : T <= 16 ? 2 : 1, slice = whole ? NARROW : (a->d / 16 + cuts - 1) / cuts * 16;
@@ -441,7 +462,8 @@ void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
     cudaFuncSetAttribute(slot_scores_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, score_bytes);
     for (int64_t first = 0; first < T; first += BL_CUDA_ATTEND_TOKENS) {
         const unsigned n = (unsigned)(T - first < BL_CUDA_ATTEND_TOKENS ? T - first : BL_CUDA_ATTEND_TOKENS);
-        const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1)), values(n, (unsigned)tiles, blocks_of(a->d, slice));
+        const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1));
+        const dim3 values(n, (unsigned)tiles, blocks_of(a->d, slice) + (a->mixing ? 1 : 0));
         slot_scores_kernel<<<grid, THREADS, score_bytes, s>>>(*a, *a->t, first);
         if (whole) launch_values<true>(s, a, first, values, slice, value_bytes);
         else launch_values<false>(s, a, first, values, slice, value_bytes);

@@ -142,9 +142,10 @@ void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uin
 void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *frequency, int64_t R);
 /* Rotate q [T, heads, d] in place. */
 void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R);
-/* Window rows: norm of down [T, d], rotation, packing to kv. */
-void bl_cuda_window_rows(bl_cuda_stream s, uint8_t *kv, const uint16_t *down, const uint16_t *norm, const float *rotation, int64_t T,
-                         int64_t d, int64_t R, float eps);
+/* Window rows of a pass's tokens: norm of down [T, d], rotation, packing to kv; with ring > 0 also what bl_cuda_store_window does, for passes
+ * of no more tokens than the ring has rows beyond the window. */
+void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_tables *t, uint8_t *kv, const uint16_t *down, const uint16_t *norm,
+                         const float *rotation, int64_t d, int64_t R, float eps, int64_t ring, int64_t layer_offset);
 typedef struct bl_cuda_attention {
     const bl_cuda_tables *t;
     const uint16_t *q; /* [T, heads, d] */
@@ -158,6 +159,7 @@ typedef struct bl_cuda_attention {
     float scale;
     float *scores;        /* scratch of bl_cuda_attend_scores bytes */
     const uint8_t **rows; /* scratch of bl_cuda_attend_rows bytes */
+    const bl_cuda_mixing *mixing; /* NULL, or for bl_cuda_mix beside it, of the same tokens */
 } bl_cuda_attention;
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a);
 size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots);
@@ -215,10 +217,12 @@ typedef struct bl_cuda_groups { /* of a pass, made by bl_cuda_sort */
 } bl_cuda_groups;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale);
-/* Both for few tokens (bl_cuda_routes_few), at once: also g, as bl_cuda_sort makes it of the choices. */
+/* Both for few tokens (bl_cuda_routes_few), at once: also g, as bl_cuda_sort makes it of the choices; and beside it, as bl_cuda_mix does, the
+ * coefficients of a mixing (NULL: none). */
 bool bl_cuda_routes_few(int64_t T, int64_t E, int64_t k);
 void bl_cuda_route_few(bl_cuda_stream s, const bl_cuda_groups *g, int32_t *ids, float *gates, const float *logits, const float *bias,
-                       int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count);
+                       int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count,
+                       const bl_cuda_mixing *mixing);
 /* Whether products with experts [rows, cols] take the kernels for many tokens (sm90): units are larger there, and x by slots has the
  * four elements 4 t .. 4 t + 3 of each 16 at 2 t, 2 t + 1, 2 t + 8, 2 t + 9 ("spread"). */
 bool bl_cuda_many_experts(int64_t T, bl_weight_kind kind, int64_t rows, int64_t cols);

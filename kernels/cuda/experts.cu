@@ -1,18 +1,10 @@
-/* Router, grouping of tokens by expert, the experts' elementwise parts. */
-#include "kernels/cuda/device.cuh"
+/* Router, grouping of tokens by expert, the experts' elementwise parts. For few tokens the first two are route_few.cu. */
+#include "kernels/cuda/choice.cuh"
 
 namespace bl {
 
 enum { THREADS = 256, SORT_THREADS = BL_CUDA_SORT_CHUNK, LIST = 4096 /* choices looked at together */,
-       FEW_CHOICES = 512 /* sorted by one block */, FEW_TOKENS = 8,
-       FEW_KEYS = 11 << 10 /* in shared memory, beside the lists: 48 KiB in all */ };
-
-/* A score as a key that orders as it does; NaN as the least number. 0: taken. */
-__device__ __forceinline__ uint32_t choice_key(float score)
-{
-    const uint32_t u = __float_as_uint(score == score ? score + 0.0f : -INFINITY); /* one zero */
-    return u & 0x80000000 ? ~u : u | 0x80000000;
-}
+       FEW_CHOICES = 512 /* sorted by one block */ };
 
 /* The best key of those that a lane has, at its lowest id. */
 __device__ __forceinline__ uint32_t best_key(const uint32_t *keys, int E, unsigned &at)
@@ -154,61 +146,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(bl_cuda_groups g, co
     for (int t = threadIdx.x; t < T; t += blockDim.x) order_slots(g.slot_of + t * k, k);
 }
 
-/* ---- routing and sorting of a few tokens: one block, a warp for each token */
-
-__global__ void __launch_bounds__(FEW_TOKENS *WARP) route_few_kernel(bl_cuda_groups g, int32_t *ids, float *gates, const float *logits,
-                                                                     const float *bias, int T, int E, int k, bool norm_topk,
-                                                                     float route_scale, int first, int count)
-{
-    extern __shared__ uint32_t keys[]; /* [T][E] */
-    __shared__ int32_t list[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
-    __shared__ float gate[FEW_TOKENS * BL_CUDA_MAX_CHOICES];
-    __shared__ bool fresh[FEW_TOKENS * BL_CUDA_MAX_CHOICES]; /* the first choice of an expert that is here */
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = T * k;
-    take_over();
-    for (int i = threadIdx.x; i < T * E; i += blockDim.x) keys[i] = choice_key(bl_sqrt_softplus(logits[i]) + bias[i % E]);
-    __syncthreads();
-    if (warp < T) {
-        choose_experts(keys + warp * E, list + warp * k, E, k);
-        const float score = lane < k ? bl_sqrt_softplus(logits[warp * E + list[warp * k + lane]]) : 0;
-        float sum = 0;
-        for (int i = 0; i < k; i++) sum += __shfl_sync(~0u, score, i);
-        if (lane < k) gate[warp * k + lane] = (norm_topk && k > 1 ? score / (sum + 1e-20f) : score) * route_scale;
-    }
-    __syncthreads();
-    const int i = threadIdx.x, id = i < n ? list[i] : -1;
-    const bool here = i < n && id >= first && id < first + count;
-    int slot = 0, unit = 0, same = 0, earlier = 0; /* whose slots and units come before */
-    for (int j = 0; here && j < n; j++) {
-        const int other = list[j];
-        if (other < first || other >= first + count) continue;
-        slot += other < id || (other == id && j < i);
-        same += other == id;
-        earlier += other == id && j < i;
-    }
-    if (i < n) fresh[i] = here && earlier == 0;
-    const int units = __syncthreads_count(here && earlier == 0);
-    for (int j = 0; here && j < n; j++) unit += fresh[j] && list[j] < id;
-    if (i < n) {
-        ids[i] = id;
-        gates[i] = gate[i];
-        g.slot_of[i] = here ? slot : 0x7fffffff;
-    }
-    if (here) {
-        g.token[slot] = i / k;
-        g.gate[slot] = gate[i];
-    }
-    if (here && earlier == 0) {
-        g.units[3 * unit] = id - first;
-        g.units[3 * unit + 1] = slot;
-        g.units[3 * unit + 2] = same;
-    }
-    if (i == 0) *g.count = units;
-    __syncthreads();
-    if (i < T) order_slots(g.slot_of + i * k, k);
-}
-
-/* ---- the same for many choices: chunks of whole tokens counted, the counts summed, then each choice finds its slot */
+/* ---- sorting many choices: chunks of whole tokens counted, the counts summed, then each choice finds its slot */
 
 __global__ void __launch_bounds__(SORT_THREADS) count_kernel(bl_cuda_groups g, const int32_t *ids, int n, int size, int first, int E)
 {
@@ -329,19 +267,6 @@ void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *lo
                    bool norm_topk, float route_scale)
 {
     route_kernel<<<(unsigned)T, THREADS, E * sizeof(uint32_t), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
-}
-
-bool bl_cuda_routes_few(int64_t T, int64_t E, int64_t k)
-{
-    return T <= FEW_TOKENS && T * E <= FEW_KEYS && T * k <= FEW_TOKENS * WARP;
-}
-
-void bl_cuda_route_few(bl_cuda_stream s, const bl_cuda_groups *g, int32_t *ids, float *gates, const float *logits, const float *bias,
-                       int64_t T, int64_t E, int64_t k, bool norm_topk, float route_scale, int64_t first, int64_t count)
-{
-    const int bytes = (int)(T * E * sizeof(float));
-    launch_early(true, s, dim3(1), FEW_TOKENS * WARP, bytes, route_few_kernel, *g, ids, gates, logits, bias, (int)T, (int)E, (int)k,
-                 norm_topk, route_scale, (int)first, (int)count);
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,

@@ -1,61 +1,17 @@
 /* Coefficients of the streams' mixing (ops_streams.c): 24 products with float32 weights and a sum of squares over all streams of a
- * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mix_kernel adds their segments; for many
- * one kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
+ * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mixing.cuh adds their segments; for many one
+ * kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
 #include "kernels/cuda/copies.cuh"
+#include "kernels/cuda/mixing.cuh"
 
 namespace bl {
 
-enum { MIX = S * (2 + S), SEGMENT = BL_DOT_SEGMENT, ROW_PART = BL_CUDA_ROW_SEGMENT };
-
-/* ---- Sinkhorn: 16 lanes have the elements of a comb, half a warp each of the same token or of two. N tokens at once. */
-
-__device__ __forceinline__ float sum_row(float c)
+__global__ void __launch_bounds__(MIX_THREADS) mix_kernel(mix_args a)
 {
-    const int base = threadIdx.x & 28;
-    return ((__shfl_sync(~0u, c, base) + __shfl_sync(~0u, c, base + 1)) + __shfl_sync(~0u, c, base + 2)) + __shfl_sync(~0u, c, base + 3);
+    mix_token(a, blockIdx.x);
 }
 
-__device__ __forceinline__ float sum_column(float c)
-{
-    const int base = threadIdx.x & 19;
-    return ((__shfl_sync(~0u, c, base) + __shfl_sync(~0u, c, base + 4)) + __shfl_sync(~0u, c, base + 8)) + __shfl_sync(~0u, c, base + 12);
-}
-
-template <int N> __device__ __forceinline__ void sinkhorn(float c[N], float eps, int iters)
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        float most = __shfl_sync(~0u, c[n], threadIdx.x & 28);
-        for (int k = 1; k < S; k++) {
-            const float x = __shfl_sync(~0u, c[n], (threadIdx.x & 28) + k);
-            if (x > most) most = x;
-        }
-        c[n] = bl_exp(c[n] - most);
-        c[n] = c[n] / sum_row(c[n]) + eps;
-        c[n] = c[n] / (sum_column(c[n]) + eps);
-    }
-#pragma unroll 1
-    for (int i = 1; i < iters; i++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) c[n] = c[n] / (sum_row(c[n]) + eps);
-#pragma unroll
-        for (int n = 0; n < N; n++) c[n] = c[n] / (sum_column(c[n]) + eps);
-    }
-}
-
-struct mix_args {
-    float *pre, *post, *comb;
-    const uint16_t *H;
-    const float *scale3, *base24;
-    int64_t T, n; /* n = 4 D */
-    float eps_rms, eps;
-    int iters;
-};
-
-__device__ __forceinline__ float scale_of_row(const mix_args &a, float squares)
-{
-    return bl_rsqrt(squares / (float)a.n + a.eps_rms);
-}
+/* ---- many tokens */
 
 /* pre and post of token t, by the lanes below 8 of a half warp. */
 __device__ __forceinline__ void gates(const mix_args &a, int64_t t, int lane, const float *dots, float r)
@@ -68,37 +24,6 @@ __device__ __forceinline__ float comb_start(const mix_args &a, int lane, const f
 {
     return dots[2 * S + lane] * r * a.scale3[2] + a.base24[2 * S + lane];
 }
-
-/* ---- few tokens: a block for each */
-
-enum { WIDE = 1024 };
-
-__global__ void __launch_bounds__(WIDE) mix_kernel(mix_args a, const float *parts)
-{
-    __shared__ float sums[ROW_SUMS], dots[MIX], part[BL_CUDA_MAX_ROW / 2 / SEGMENT][MIX];
-    const int64_t t = blockIdx.x;
-    const uint16_t *h = a.H + t * a.n;
-    const int segments = (int)((a.n + SEGMENT - 1) / SEGMENT);
-    for (int i = threadIdx.x; i < segments * MIX; i += blockDim.x) part[i / MIX][i % MIX] = parts[(i / MIX * a.T + t) * MIX + i % MIX];
-    __syncthreads();
-    if (threadIdx.x < MIX) {
-        float m = 0;
-#pragma unroll 8
-        for (int k = 0; k < segments; k++) m += part[k][threadIdx.x];
-        dots[threadIdx.x] = m;
-    }
-    const float r = scale_of_row(a, row_sum(sums, a.n, [&](int64_t i, float v) { return fmaf(from_bf16(h[i]), from_bf16(h[i]), v); }));
-    const int lane = threadIdx.x % WARP;
-    if (threadIdx.x < WARP) { /* its upper half does the same and writes nothing */
-        float c[1] = {comb_start(a, lane % 16, dots, r)};
-        sinkhorn<1>(c, a.eps, a.iters);
-        if (lane < 16) a.comb[t * 16 + lane] = c[0];
-    } else if (threadIdx.x < 2 * WARP) {
-        gates(a, t, lane, dots, r);
-    }
-}
-
-/* ---- many tokens */
 
 enum {
     TOKENS = 64, SPLITS = 4, GROUPS = 2 /* of 32 tokens: a warp has one of each */, THREADS = SPLITS * GROUPS * WARP,
@@ -305,18 +230,13 @@ __global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const 
     finish(a, token, sums, squares);
 }
 
-static mix_args args_of(const bl_cuda_mixing *m)
-{
-    return {m->pre, m->post, m->comb, m->H, m->scale3, m->base24, m->T, S * m->D, m->eps_rms, m->eps, m->iters};
-}
-
 } // namespace bl
 
 using namespace bl;
 
 void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m)
 {
-    mix_kernel<<<(unsigned)m->T, WIDE, 0, s>>>(args_of(m), m->parts);
+    mix_kernel<<<(unsigned)m->T, MIX_THREADS, 0, s>>>(args_of(m));
 }
 
 bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m)

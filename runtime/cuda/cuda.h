@@ -119,6 +119,7 @@ typedef struct bl_cuda {
     /* Plain passes: what is put off until it can be done together with what comes next. */
     struct {
         bool expand, mix; /* whether there is an expansion, a mixing to do */
+        bool parts; /* of the mixing only the coefficients, its products are there */
         bl_cuda_advance advance; /* of the expansion: its inputs */
         float *partial; /* where its sum goes when it is done alone */
         uint16_t *y;
@@ -126,7 +127,7 @@ typedef struct bl_cuda {
         const uint16_t *streams; /* that are mixed */
         float *pre, *post, *comb; /* of the mixing */
     } later;
-    bool x_is_rounded, sorted; /* x_rounded has the sublayer's input; groups have the pass's choices */
+    bool x_is_rounded, sorted, stored; /* x_rounded has the sublayer's input; groups have the pass's choices; the rings its window rows */
 } bl_cuda;
 
 static inline bl_cuda *cuda_of(bl_backend *b)
@@ -204,6 +205,9 @@ bl_cuda_product bl_cuda_product_of(bl_cuda *c, bl_cuda_stream s, const bl_matrix
                                    uint16_t *y16, float *y32);
 /* The mixing that was put off, if any, on the side stream: its input must be there, and the side stream forked since. */
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p);
+/* Its products alone, for a kernel of the main stream that makes coefficients of them beside its own work. */
+void bl_cuda_start_parts(bl_cuda *c, const bl_pass *p);
+bl_cuda_mixing bl_cuda_mixing_of(const bl_cuda *c, const bl_pass *p);
 /* The next expansion's input: partial [T, D], done, or still to be made of the experts' rows. */
 void bl_cuda_put_off_sum(bl_cuda *c, float *partial, bool done);
 /* ... on the main stream. */

@@ -51,8 +51,9 @@ static bl_cuda_product mixing_dots(const bl_cuda *c, const bl_pass *p)
     return (bl_cuda_product){.w = *fn, .rows = fn->rows, .x = c->later.streams, .ldx = fn->cols, .tokens = p->tokens};
 }
 
-static bl_cuda_mixing mixing_args(const bl_cuda *c, const bl_pass *p)
+bl_cuda_mixing bl_cuda_mixing_of(const bl_cuda *c, const bl_pass *p)
 {
+    if (!c->later.mixing) return (bl_cuda_mixing){0};
     const bl_config *f = &c->config;
     const bl_mixing *m = c->later.mixing;
     return (bl_cuda_mixing){.fn = m->fn.codes, .scale3 = m->scale.codes, .base24 = m->base.codes, .H = c->later.streams,
@@ -63,21 +64,29 @@ static bl_cuda_mixing mixing_args(const bl_cuda *c, const bl_pass *p)
 /* From their parts, beside the sublayer: the coefficients are for the expansion after it. */
 static void finish_mixing(bl_cuda *c, const bl_pass *p)
 {
-    const bl_cuda_mixing a = mixing_args(c, p);
+    const bl_cuda_mixing a = bl_cuda_mixing_of(c, p);
     bl_cuda_mix(c->side, &a);
+    c->later.parts = false;
+}
+
+void bl_cuda_start_parts(bl_cuda *c, const bl_pass *p)
+{
+    if (!c->later.mix) return;
+    const bl_cuda_product dots = mixing_dots(c, p);
+    bl_cuda_multiply_parts(c->side, &dots, c->parts);
     c->later.mix = false;
+    c->later.parts = true;
 }
 
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
 {
     if (!c->later.mix) return;
-    const bl_cuda_mixing a = mixing_args(c, p);
+    const bl_cuda_mixing a = bl_cuda_mixing_of(c, p);
     if (bl_cuda_mix_many(c->side, &a)) {
         c->later.mix = false;
         return;
     }
-    const bl_cuda_product dots = mixing_dots(c, p);
-    bl_cuda_multiply_parts(c->side, &dots, c->parts);
+    bl_cuda_start_parts(c, p);
     finish_mixing(c, p);
 }
 
@@ -185,8 +194,8 @@ static void score_experts(bl_cuda *c, const bl_pass *p, const bl_layer *l, const
     if (c->later.mix) {
         const bl_cuda_product dots = mixing_dots(c, p);
         if (bl_cuda_multiply_with_parts(c->stream, &gate, &dots, c->parts)) {
-            bl_cuda_fork(c);
-            finish_mixing(c, p);
+            c->later.mix = false;
+            c->later.parts = true;
             return;
         }
     }
@@ -203,9 +212,15 @@ static void route(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint
     score_experts(c, p, l, x);
     c->sorted = p->plain && bl_cuda_routes_few(p->tokens, E, k);
     if (c->sorted) {
+        const bl_cuda_mixing mixing = bl_cuda_mixing_of(c, p);
         bl_cuda_route_few(c->stream, &c->groups, ids, gates, c->router, l->gate_bias.codes, p->tokens, E, k, f->norm_topk_prob,
-                          f->routed_scaling_factor, c->shard.experts.first, c->shard.experts.count);
+                          f->routed_scaling_factor, c->shard.experts.first, c->shard.experts.count, c->later.parts ? &mixing : NULL);
+        c->later.parts = false;
         return;
+    }
+    if (c->later.parts) {
+        bl_cuda_fork(c);
+        finish_mixing(c, p);
     }
     bl_cuda_route(c->stream, ids, gates, c->router, l->gate_bias.codes, p->tokens, E, k,
                   f->norm_topk_prob, f->routed_scaling_factor);
@@ -227,7 +242,7 @@ static void describe_routed(expert_products *e, const bl_cuda *c, const bl_pass 
                                      .kind = first->w1.kind, .rows = inter, .cols = D, .which = {0, 1}, .count = 2,
                                      .x = cuda_quantised(&first->w1) ? c->x_rounded : x, .by_token = true, .y = {c->gate, c->up}, .T = T,
                                      .k = k, .E = E, .many = many, .grouped = c->out, /* free until the products' results */
-                                     .spare = ((int)T + 1) / 2 /* for the mixing, two tokens on each */};
+                                     .spare = (int)T / 2 + 1 /* for routing and mixing, which go on: two blocks on each */};
     e->down = e->up;
     e->down.kind = first->w2.kind;
     e->down.rows = D;
@@ -238,6 +253,7 @@ static void describe_routed(expert_products *e, const bl_cuda *c, const bl_pass 
     e->down.by_token = false;
     e->down.y[0] = c->out;
     e->down.again = true;
+    e->down.spare = 0;
 }
 
 /* Its rows lie behind those of the slots. */

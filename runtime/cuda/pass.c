@@ -233,7 +233,7 @@ static bl_status begin(bl_cuda *c, const bl_pass *p, bool *recorded, bl_error *e
     BL_TRY(send_tables(c, p, err));
     c->pass = p;
     c->launches = (bl_launches){0};
-    c->later.expand = c->later.mix = c->x_is_rounded = c->sorted = false;
+    c->later.expand = c->later.mix = c->later.parts = c->apart = c->x_is_rounded = c->sorted = false;
     c->longest = longest_of(p);
     BL_TRY(bl_cuda_graph_begin(c, p, recorded, err));
     if (!*recorded) bl_cuda_rotations(c->stream, &c->tables, c->frequency, c->config.qk_rope_head_dim);

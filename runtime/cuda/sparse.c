@@ -31,9 +31,12 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
         bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
         bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
     }
-    bl_cuda_window_rows(c->side, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), T, d, R, f->rms_norm_eps);
+    c->stored = T <= bl_ring_rows(f) - f->sliding_window;
+    bl_cuda_window_rows(c->side, &c->tables, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), d, R, f->rms_norm_eps,
+                        c->stored ? bl_ring_rows(f) : 0, ring_offset(c, l));
     bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
-    bl_cuda_start_mixing(c, p);
+    if (T <= BL_CUDA_FEW) bl_cuda_start_parts(c, p);
+    else bl_cuda_start_mixing(c, p);
     bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
     bl_cuda_linear(c, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
     bl_cuda_rope(c->stream, q, rotation(c, l), T, c->shard.heads.count, d, R);
@@ -87,21 +90,24 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
 {
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
-    (void)p;
-    bl_cuda_await(c);
+    const bl_cuda_mixing mixing = bl_cuda_mixing_of(c, p);
+    if (c->later.parts) bl_cuda_join(c);
+    else bl_cuda_await(c);
     const bl_cuda_attention a = {.t = &c->tables, .q = q, .kv = kv, .selected = l->ratio > 0 ? selected : NULL, .sink = l->sink.codes,
                                  .rotation = rotation(c, l), .o = o, .heads = c->shard.heads.count, .d = f->head_dim,
                                  .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
                                  .layer_offset = ring_offset(c, l), .source = l->kv_slot,
                                  .scale = (float)(1.0 / sqrt((double)f->head_dim)), .scores = c->attend_scores,
-                                 .rows = c->attend_rows};
+                                 .rows = c->attend_rows, .mixing = c->later.parts ? &mixing : NULL};
     bl_cuda_attend(c->stream, &a);
+    c->later.parts = false;
 }
 
 static void store_window(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint8_t *kv)
 {
     bl_cuda *c = cuda_of(b);
     (void)p;
+    if (c->stored) return;
     bl_cuda_fork(c); /* nothing waits for it but the next pass */
     bl_cuda_store_window(c->side, &c->tables, kv, c->config.head_dim, bl_ring_rows(&c->config), ring_offset(c, l));
 }

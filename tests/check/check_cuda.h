@@ -19,6 +19,10 @@ float *random_floats(check *c, int64_t n, float scale);
 /* A weight of random codes in device memory. */
 bl_matrix gpu_weight(check *c, bl_weight_kind kind, int64_t rows, int64_t cols);
 
+/* A mixing to be made from random parts; and the check that it is, against bl_cuda_mix. */
+bl_cuda_mixing gpu_mixing(check *c, int64_t T, int64_t D);
+void check_mixed(check *c, const bl_cuda_mixing *m);
+
 void check_cuda_few(check *c);
 void check_cuda_rows(check *c);
 void check_cuda_index(check *c);

@@ -88,6 +88,7 @@ static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t 
     for (int64_t i = 0; i < pages; i++) table[i] = (bl_cuda_page){glatents + (size_t)(i * PAGE) * narrow, NULL};
     const bl_cuda_span span = {.first = 0, .start = position, .count = T, .windows = gpu_copy(rings, (size_t)ring * wide)};
     const int64_t zero = 0;
+    const bl_cuda_mixing mixing = gpu_mixing(c, T, d);
     const bl_cuda_tables t = {.tokens = T, .position = gpu_copy(positions, (size_t)T * 8), .span_of = gpu_copy(span_of, (size_t)T * 4),
                               .spans = gpu_copy(&span, sizeof span), .pages = gpu_copy(table, sizeof table),
                               .source_pages = gpu_copy(&zero, sizeof zero), .sources = 1};
@@ -97,28 +98,43 @@ static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t 
                                  .rotation = gpu_copy(rotation, (size_t)(T * R) * 4), .o = gpu_buffer((size_t)(T * n) * 2), .heads = heads,
                                  .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale,
                                  .scores = gpu_buffer(bl_cuda_attend_scores(T, heads, slots)),
-                                 .rows = gpu_buffer(bl_cuda_attend_rows(T, slots))};
+                                 .rows = gpu_buffer(bl_cuda_attend_rows(T, slots)), .mixing = heads % 2 ? &mixing : NULL};
     bl_cuda_attend(0, &a);
+    if (a.mixing) check_mixed(c, a.mixing);
     check_bf16(c, "output", gpu_result(c, a.o, (size_t)(T * n) * 2), want, T * heads, d);
     gpu_case_end();
 }
 
+/* Also those that go to the ring at once, of positions around its end. */
 static void check_window_rows(check *c, int64_t T, int64_t d, int64_t R)
 {
+    enum { RING = 19, START = 4 * RING - 2, OFFSET = 3 };
     check_case(c, "window rows tokens=%lld d=%lld", (long long)T, (long long)d);
     const size_t bytes = bl_window_row_bytes(d);
     const uint16_t *x = random_row(c, T * d, 3), *w = random_row(c, d, 1);
     const float *rotation = random_floats(c, T * R, 1);
     uint8_t *want = check_buffer(c, (size_t)T * bytes, 16), *kv = gpu_buffer((size_t)T * bytes);
+    uint8_t *rings = gpu_buffer((size_t)(OFFSET + RING) * bytes);
+    int64_t *position = check_buffer(c, (size_t)T * 8, 16);
+    int32_t *span_of = check_buffer(c, (size_t)T * 4, 16);
     uint16_t row[MAX_D];
     for (int64_t t = 0; t < T; t++) {
         bl_rmsnorm_c(row, x + t * d, w, 1, d, 1e-6f);
         bl_rope_c(row, 1, d, R, rotation + t * R, 0);
         bl_pack_window_c(want + (size_t)t * bytes, row, d);
+        position[t] = START + t;
+        span_of[t] = 0;
     }
-    bl_cuda_window_rows(0, kv, gpu_copy(x, (size_t)(T * d) * 2), gpu_copy(w, (size_t)d * 2), gpu_copy(rotation, (size_t)(T * R) * 4), T, d,
-                        R, 1e-6f);
+    const bl_cuda_span span = {.first = 0, .start = START, .count = T, .windows = rings};
+    const bl_cuda_tables t = {.tokens = T, .position = gpu_copy(position, (size_t)T * 8), .span_of = gpu_copy(span_of, (size_t)T * 4),
+                              .spans = gpu_copy(&span, sizeof span)};
+    bl_cuda_window_rows(0, &t, kv, gpu_copy(x, (size_t)(T * d) * 2), gpu_copy(w, (size_t)d * 2), gpu_copy(rotation, (size_t)(T * R) * 4), d, R,
+                        1e-6f, T % 2 ? RING : 0, OFFSET * (int64_t)bytes);
     check_u8(c, "rows", gpu_result(c, kv, (size_t)T * bytes), want, T, (int64_t)bytes);
+    if (T % 2 == 0) bl_cuda_store_window(0, &t, kv, d, RING, OFFSET * (int64_t)bytes);
+    const uint8_t *stored = gpu_result(c, rings, (size_t)(OFFSET + RING) * bytes);
+    for (int64_t i = 0; i < T; i++)
+        check_u8(c, "stored", stored + (size_t)(OFFSET + (START + i) % RING) * bytes, want + (size_t)i * bytes, 1, (int64_t)bytes);
     gpu_case_end();
 }
 

@@ -79,8 +79,10 @@ static void check_route_few(check *c, int64_t T, int64_t E, int64_t k)
     int32_t *gids = gpu_buffer((size_t)n * 4), *want = check_buffer(c, (size_t)n * 12, 16), units = 0;
     for (int64_t i = 0; i < T * E; i += 2) logits[i] = floorf(logits[i]); /* ties */
     for (int64_t t = 0; t < T; t++) bl_route_c(e.ids + t * k, e.gates + t * k, logits + t * E, bias, E, k, 1, 1.5f);
+    const bl_cuda_mixing mixing = gpu_mixing(c, T, 32 * (1 + check_below(c, 60)));
     bl_cuda_route_few(0, &e.groups, gids, ggates, gpu_copy(logits, (size_t)(T * E) * 4), gpu_copy(bias, (size_t)E * 4), T, E, k, true, 1.5f,
-                      0, E - 1);
+                      0, E - 1, E % 2 ? &mixing : NULL);
+    if (E % 2) check_mixed(c, &mixing);
     check_i32(c, "ids", gpu_result(c, gids, (size_t)n * 4), e.ids, T, k);
     check_f32(c, "gates", gpu_result(c, ggates, (size_t)n * 4), e.gates, T, k);
     compare_sort(c, &e);
@@ -151,8 +153,11 @@ static void check_experts(check *c, int64_t T, int64_t k, int64_t E, int64_t row
 
 void check_cuda_many(check *c)
 {
-    for (int i = 0; i < 6; i++) check_route_few(c, 1 + check_below(c, 8), 10 + check_below(c, 400), 1 + check_below(c, 8));
+    for (int i = 0; i < 8; i++) check_route_few(c, 1 + check_below(c, 8), 10 + check_below(c, 375), 1 + check_below(c, 8));
+    check_route_few(c, 8, 33, 32);
     check_route_few(c, 8, 12, 8);
+    check_route_few(c, 8, 384, 6);
+    check_route_few(c, 1, 383, 6);
     check_experts(c, 5, 2, 7, 48, 512, true);
     check_experts(c, 300, 2, 7, 48, 512, true);
     check_experts(c, 300, 2, 7, 144, 256, false);

@@ -54,19 +54,19 @@ static void check_norm(check *c, int64_t rows, int64_t n)
 }
 
 /* Mixing from the streams to its coefficients, collapse and expand with them. */
-static void check_streams(check *c, int64_t T, int64_t D)
+static void check_streams(check *c, int64_t T, int64_t D, float spread, float eps)
 {
     enum { S = 4, MIX = 24 };
-    check_case(c, "streams tokens=%lld width=%lld", (long long)T, (long long)D);
+    check_case(c, "streams tokens=%lld width=%lld spread=%g eps=%g", (long long)T, (long long)D, (double)spread, (double)eps);
     const int64_t n = S * D, segments = (n + 255) / 256;
     const uint16_t *H = random_row(c, T * n, 2), *w = random_row(c, D, 1), *y = random_row(c, T * D, 1);
-    const float *fn = random_floats(c, MIX * n, 0.02f), *scale = random_floats(c, 3, 1), *base = random_floats(c, MIX, 1);
+    const float *fn = random_floats(c, MIX * n, 0.02f), *scale = random_floats(c, 3, 1), *base = random_floats(c, MIX, spread);
     float *pre = check_buffer(c, (size_t)(T * S) * 4, 16), *post = check_buffer(c, (size_t)(T * S) * 4, 16);
     float *comb = check_buffer(c, (size_t)(T * 16) * 4, 16), dots[MIX];
     uint16_t *x = check_buffer(c, (size_t)(T * D) * 2, 16), *out = check_buffer(c, (size_t)(T * n) * 2, 16);
     for (int64_t t = 0; t < T; t++) {
         for (int r = 0; r < MIX; r++) dots[r] = bl_dot_row_f32(fn + r * n, H + t * n, n);
-        bl_mix_c(pre + t * S, post + t * S, comb + t * 16, dots, squares(H + t * n, n), n, scale, base, 1e-20f, 1e-6f, 20);
+        bl_mix_c(pre + t * S, post + t * S, comb + t * 16, dots, squares(H + t * n, n), n, scale, base, 1e-20f, eps, 20);
         bl_collapse_c(x + t * D, H + t * n, pre + t * S, D);
         norm(x + t * D, x + t * D, w, D, 1e-6f);
         bl_expand_c(out + t * n, y + t * D, H + t * n, post + t * S, comb + t * 16, D);
@@ -76,7 +76,7 @@ static void check_streams(check *c, int64_t T, int64_t D)
     float *gpost = gpu_buffer((size_t)(T * S) * 4), *gcomb = gpu_buffer((size_t)(T * 16) * 4);
     const bl_cuda_mixing m = {.fn = gpu_copy(fn, (size_t)(MIX * n) * 4), .scale3 = gpu_copy(scale, 12), .base24 = gpu_copy(base, MIX * 4),
                               .H = gH, .pre = gpre, .post = gpost, .comb = gcomb, .parts = parts, .T = T, .D = D, .eps_rms = 1e-20f,
-                              .eps = 1e-6f, .iters = 20};
+                              .eps = eps, .iters = 20};
     const bl_cuda_product p = {.w = {.kind = BL_W_F32, .rows = MIX, .cols = n, .codes = m.fn}, .rows = MIX, .x = gH, .ldx = n, .tokens = T};
     bl_cuda_multiply_parts(0, &p, parts);
     bl_cuda_mix(0, &m);
@@ -88,6 +88,26 @@ static void check_streams(check *c, int64_t T, int64_t D)
     check_bf16(c, "collapsed", gpu_result(c, gx, (size_t)(T * D) * 2), x, T, D);
     check_bf16(c, "expanded", gpu_result(c, gH, (size_t)(T * n) * 2), out, T, n);
     gpu_case_end();
+}
+
+bl_cuda_mixing gpu_mixing(check *c, int64_t T, int64_t D)
+{
+    const int64_t n = 4 * D, parts = (n + BL_DOT_SEGMENT - 1) / BL_DOT_SEGMENT * T * 24;
+    float *to = gpu_buffer((size_t)T * 24 * 4);
+    return (bl_cuda_mixing){.scale3 = gpu_copy(random_floats(c, 3, 1), 12), .base24 = gpu_copy(random_floats(c, 24, 1), 24 * 4),
+                            .H = gpu_copy(random_row(c, T * n, 2), (size_t)(T * n) * 2), .pre = to, .post = to + 4 * T, .comb = to + 8 * T,
+                            .parts = gpu_copy(random_floats(c, parts, 3), (size_t)parts * 4), .T = T, .D = D, .eps_rms = 1e-20f,
+                            .eps = 1e-6f, .iters = 20};
+}
+
+void check_mixed(check *c, const bl_cuda_mixing *m)
+{
+    bl_cuda_mixing alone = *m;
+    alone.pre = gpu_buffer((size_t)m->T * 24 * 4);
+    alone.post = alone.pre + 4 * m->T;
+    alone.comb = alone.pre + 8 * m->T;
+    bl_cuda_mix(0, &alone);
+    check_f32(c, "mixing", gpu_result(c, m->pre, (size_t)m->T * 96), gpu_result(c, alone.pre, (size_t)m->T * 96), m->T, 24);
 }
 
 /* The kernel that reads the streams once, against every so many of the tokens. */
@@ -275,7 +295,7 @@ void check_cuda_rows(check *c)
         const int64_t n = 32 * (1 + check_below(c, 60)), T = 1 + check_below(c, 9);
         check_rounding(c, T, n, (float)ldexp(1, (int)check_below(c, 60) - 30), i % 2);
         check_norm(c, T, n);
-        check_streams(c, T, n);
+        check_streams(c, T, n, 1, 1e-6f);
         check_advance(c, T, n, 1 + check_below(c, 7), i % 2);
         check_route(c, T, 8 + check_below(c, 400), 1 + check_below(c, 8));
         check_swiglu(c, T, n, i % 2 ? 10.0f : 0.0f);
@@ -283,6 +303,8 @@ void check_cuda_rows(check *c)
     }
     check_norm(c, 2, 5120);
     check_engram_gate(c, 2, 5120);
+    check_streams(c, 3, 5120, 1, 1e-6f);
+    check_streams(c, 8, 64, 60, 0x1p-90f); /* numbers for which division takes its slow path */
     check_mixing(c, BL_CUDA_MIX_MANY, 32, 37);
     check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, 40)), 101);
     check_mixing(c, BL_CUDA_MIX_MANY + 70, 5120, 182);
