@@ -7,6 +7,7 @@
 #include "kernels/cuda/slots.cuh"
 #include "kernels/cuda/sm90/hopper.cuh"
 #include "kernels/cuda/sm90/many.h"
+#include "kernels/cuda/window.cuh"
 
 namespace bl {
 
@@ -36,33 +37,6 @@ __global__ void rope_kernel(uint16_t *q, const float *rotation, int64_t heads, i
     *(uint32_t *)v = a | (uint32_t)b << 16;
 }
 
-/* rmsnorm of a row of n in shared memory, by a whole block. */
-__device__ __forceinline__ void norm_in_place(uint16_t *row, const uint16_t *w, int64_t n, float eps, float *sums)
-{
-    const float sum = row_sum(sums, n, [&](int64_t i, float v) { return fmaf(from_bf16(row[i]), from_bf16(row[i]), v); });
-    const float r = bl_rsqrt(sum / (float)n + eps);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) row[i] = to_bf16(from_bf16(w[i]) * (from_bf16(row[i]) * r));
-    __syncthreads();
-}
-
-__device__ __forceinline__ void rotate_row(uint16_t *row, int64_t n, int64_t R, int pair, float2 cs)
-{
-    if (pair < R / 2) rotate(row[n - R + 2 * pair], row[n - R + 2 * pair + 1], cs.x, cs.y);
-}
-
-/* Packed rows of what is in shared memory; n a multiple of 32, whole warps. also: NULL or another place for the same. */
-__device__ __forceinline__ void pack_window(uint8_t *out, uint8_t *also, const uint16_t *row, int64_t n)
-{
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const uint8_t byte = fp8_scale(row[i]), code = byte == 255 ? 0x7f : to_e4m3(from_bf16(row[i]) / e8m0(byte));
-        out[i] = code;
-        if (also) also[i] = code;
-        if (i % 32) continue;
-        out[n + i / 32] = byte;
-        if (also) also[n + i / 32] = byte;
-    }
-}
-
 /* Codes of a lane and the next one as a byte, written by even lanes; all zero where the scale is NaN. */
 __device__ __forceinline__ void store_pair(uint8_t *out, int64_t i, uint16_t x, float s)
 {
@@ -90,21 +64,9 @@ __device__ __forceinline__ void pack_index(uint8_t *out, const uint16_t *row, in
     }
 }
 
-/* ring > 0: also to the sequences' rings, which is for passes whose rows take no place that their windows reach. */
-__global__ void __launch_bounds__(THREADS) window_rows_kernel(bl_cuda_tables tables, uint8_t *kv, const uint16_t *down,
-                                                              const uint16_t *norm, const float *rotation, int64_t d, int64_t R, float eps,
-                                                              int64_t ring, int64_t layer_offset)
+__global__ void __launch_bounds__(THREADS) window_rows_kernel(window_args w)
 {
-    __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
-    __shared__ float sums[ROW_SUMS];
-    const int64_t t = blockIdx.x;
-    uint8_t *const also = ring ? ring_row(&tables.spans[tables.span_of[t]], layer_offset, tables.position[t], ring, d) : NULL;
-    for (int64_t i = threadIdx.x; i < d; i += blockDim.x) row[i] = down[t * d + i];
-    __syncthreads();
-    norm_in_place(row, norm, d, eps, sums);
-    if (threadIdx.x < R / 2) rotate_row(row, d, R, threadIdx.x, ((const float2 *)(rotation + t * R))[threadIdx.x]);
-    __syncthreads();
-    pack_window(kv + t * window_bytes(d), also, row, d);
+    make_window_row(w, blockIdx.x);
 }
 
 __global__ void store_window_kernel(bl_cuda_tables t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
@@ -194,12 +156,13 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
             mine = slot_row(a, rows_of(a, tables, token), slot, entry);
         }
         row[threadIdx.x] = mine;
-        if (blockIdx.z == 0) a.rows[at * padded + from + threadIdx.x] = mine;
     }
-    if (!__syncthreads_or(mine != NULL)) return;
+    const bool any = __syncthreads_or(mine != NULL);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < SLOTS * parts; i += THREADS)
+    for (int i = threadIdx.x; any && i < SLOTS * parts; i += THREADS)
         decode16(rows + i / parts * stride + i % parts * 16, row[i / parts], from + i / parts < a.window, i % parts * 16, d);
+    wait_for_last(); /* until here all but the queries */
+    if (!any) return;
     for (int64_t tile = blockIdx.z; tile < tiles; tile += gridDim.z) {
         const int64_t head0 = tile * HEADS;
 #pragma unroll 4
@@ -361,6 +324,7 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
 __global__ void pool_pairs_kernel(bl_cuda_tables t, uint16_t *pooled, const float *kv, const float *z, int64_t d, int64_t source)
 {
     const int64_t i = blockIdx.x;
+    take_over();
     const bl_cuda_span *s = &t.spans[t.span_of[i]];
     if (t.position[i] % 2 == 0) return;
     const bool here = t.position[i] > s->start;
@@ -375,6 +339,7 @@ __global__ void pool_pairs_kernel(bl_cuda_tables t, uint16_t *pooled, const floa
 __global__ void keep_open_kernel(bl_cuda_tables t, const float *kv, const float *z, int64_t d, int64_t source)
 {
     const int64_t i = blockIdx.x;
+    take_over();
     const bl_cuda_span *s = &t.spans[t.span_of[i]];
     if (t.position[i] % 2 || i != s->first + s->count - 1) return;
     float *open = s->open + source * 2 * d;
@@ -389,6 +354,7 @@ __global__ void __launch_bounds__(THREADS) store_entries_kernel(bl_cuda_entries 
     __shared__ uint16_t latent[BL_CUDA_MAX_HEAD_DIM], key[BL_CUDA_MAX_HEAD_DIM];
     __shared__ float sums[ROW_SUMS];
     const int64_t i = blockIdx.x, position = t.position[i], entry = position / e.ratio;
+    take_over();
     if ((position + 1) % e.ratio) return;
     const bl_cuda_span *s = &t.spans[t.span_of[i]];
     const bl_cuda_page page = t.pages[s->pages + t.source_pages[(int64_t)t.span_of[i] * t.sources + e.source] + entry / PAGE];
@@ -412,6 +378,7 @@ __global__ void index_queries_kernel(uint8_t *rows, float *weights, const uint16
 {
     __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
     const int64_t at = blockIdx.x, t = at / heads;
+    take_over();
     for (int64_t i = threadIdx.x; i < width; i += WARP) row[i] = q[at * width + i];
     __syncwarp();
     for (int pair = threadIdx.x; pair < R / 2; pair += WARP) rotate_row(row, width, R, pair, ((const float2 *)(rotation + t * R))[pair]);
@@ -434,10 +401,9 @@ void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t 
     launch_early(true, s, dim3(blocks_of(heads * (R / 2), THREADS), (unsigned)T), THREADS, 0, rope_kernel, q, rotation, heads, d, R);
 }
 
-void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_tables *t, uint8_t *kv, const uint16_t *down, const uint16_t *norm,
-                         const float *rotation, int64_t d, int64_t R, float eps, int64_t ring, int64_t layer_offset)
+void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_window *w)
 {
-    window_rows_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, down, norm, rotation, d, R, eps, ring, layer_offset);
+    window_rows_kernel<<<(unsigned)w->t->tokens, THREADS, 0, s>>>(args_of(w));
 }
 
 template <bool WHOLE>
@@ -464,7 +430,7 @@ void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
         const unsigned n = (unsigned)(T - first < BL_CUDA_ATTEND_TOKENS ? T - first : BL_CUDA_ATTEND_TOKENS);
         const dim3 grid(n, (unsigned)(padded / SLOTS), (unsigned)(T <= 16 ? tiles : 1));
         const dim3 values(n, (unsigned)tiles, blocks_of(a->d, slice) + (a->mixing ? 1 : 0));
-        slot_scores_kernel<<<grid, THREADS, score_bytes, s>>>(*a, *a->t, first);
+        launch_early(a->early, s, grid, THREADS, score_bytes, slot_scores_kernel, *a, *a->t, first);
         if (whole) launch_values<true>(s, a, first, values, slice, value_bytes);
         else launch_values<false>(s, a, first, values, slice, value_bytes);
     }
@@ -478,17 +444,18 @@ void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8
 void bl_cuda_pool_pairs(bl_cuda_stream s, const bl_cuda_tables *t, uint16_t *pooled, const float *kv, const float *z, int64_t d,
                         int64_t source)
 {
-    pool_pairs_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, pooled, kv, z, d, source);
-    keep_open_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, z, d, source);
+    launch_early(true, s, dim3((unsigned)t->tokens), THREADS, 0, pool_pairs_kernel, *t, pooled, kv, z, d, source);
+    launch_early(true, s, dim3((unsigned)t->tokens), THREADS, 0, keep_open_kernel, *t, kv, z, d, source);
 }
 
 void bl_cuda_store_entries(bl_cuda_stream s, const bl_cuda_entries *e)
 {
-    store_entries_kernel<<<(unsigned)e->t->tokens, THREADS, 0, s>>>(*e, *e->t);
+    launch_early(true, s, dim3((unsigned)e->t->tokens), THREADS, 0, store_entries_kernel, *e, *e->t);
 }
 
 void bl_cuda_index_queries(bl_cuda_stream s, uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots,
                            const float *rotation, int64_t T, int64_t heads, int64_t width, int64_t R, float scale)
 {
-    index_queries_kernel<<<(unsigned)(T * heads), WARP, 0, s>>>(rows, weights, q, dots, rotation, heads, width, R, scale);
+    launch_early(true, s, dim3((unsigned)(T * heads)), WARP, 0, index_queries_kernel, rows, weights, q, dots, rotation, heads, width, R,
+                 scale);
 }

@@ -143,9 +143,29 @@ void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *f
 /* Rotate q [T, heads, d] in place. */
 void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R);
 /* Window rows of a pass's tokens: norm of down [T, d], rotation, packing to kv; with ring > 0 also what bl_cuda_store_window does, for passes
- * of no more tokens than the ring has rows beyond the window. */
-void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_tables *t, uint8_t *kv, const uint16_t *down, const uint16_t *norm,
-                         const float *rotation, int64_t d, int64_t R, float eps, int64_t ring, int64_t layer_offset);
+ * of no more tokens than the ring has rows beyond the window. The rotations are older than the kernel before. */
+typedef struct bl_cuda_window {
+    const bl_cuda_tables *t;
+    uint8_t *kv;
+    const uint16_t *down, *norm;
+    const float *rotation;
+    int64_t d, R;
+    float eps;
+    int64_t ring, layer_offset;
+} bl_cuda_window;
+void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_window *w);
+/* What is between the projections down and up of up to BL_CUDA_FEW tokens, in one launch: bl_cuda_rmsnorm of rows of n; window rows; and the
+ * parts of a product as bl_cuda_multiply_parts makes them (dots NULL: none). May begin early. */
+typedef struct bl_cuda_between {
+    uint16_t *y, *rounded;
+    const uint16_t *x, *norm;
+    int64_t n;
+    float eps;
+    bl_cuda_window window;
+    const bl_cuda_product *dots;
+    float *parts;
+} bl_cuda_between;
+void bl_cuda_prepare_attention(bl_cuda_stream s, const bl_cuda_between *b);
 typedef struct bl_cuda_attention {
     const bl_cuda_tables *t;
     const uint16_t *q; /* [T, heads, d] */
@@ -158,12 +178,11 @@ typedef struct bl_cuda_attention {
     int64_t source;
     float scale;
     float *scores;        /* scratch of bl_cuda_attend_scores bytes */
-    const uint8_t **rows; /* scratch of bl_cuda_attend_rows bytes */
     const bl_cuda_mixing *mixing; /* NULL, or for bl_cuda_mix beside it, of the same tokens */
+    bool early; /* all inputs but q are older than the kernel before */
 } bl_cuda_attention;
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a);
 size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots);
-size_t bl_cuda_attend_rows(int64_t T, int64_t slots);
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset);
 
 /* ---- compressor: a token whose position closes a group of `ratio` completes an entry; rows of other tokens are left alone */

@@ -224,6 +224,7 @@ template <int NT>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 8 ? 2 : WAVE) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables, int tiles)
 {
     __shared__ __align__(16) query_tables<NT> query;
+    take_over();
     const int64_t token = a.first + blockIdx.y, n = list_length(a, tables, token), first = (int64_t)blockIdx.x * TILE_KEYS * tiles;
     if (first >= n) return;
     const int groups = (int)(a.width / 32), warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
@@ -261,8 +262,8 @@ void bl_cuda_select(bl_cuda_stream s, const bl_cuda_selection *a)
     const int64_t wanted = (all * a->rows + wave - 1) / wave;
     const int tiles = (int)(wanted < 1 ? 1 : wanted > MOST_TILES ? MOST_TILES : wanted);
     const dim3 grid((unsigned)((all + tiles - 1) / tiles), (unsigned)a->rows);
-    if (a->heads <= 16) scores_kernel<2><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
-    else if (a->heads <= 32) scores_kernel<4><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
-    else scores_kernel<8><<<grid, WARPS * WARP, 0, s>>>(*a, *a->t, tiles);
+    if (a->heads <= 16) launch_early(true, s, grid, WARPS * WARP, 0, scores_kernel<2>, *a, *a->t, tiles);
+    else if (a->heads <= 32) launch_early(true, s, grid, WARPS * WARP, 0, scores_kernel<4>, *a, *a->t, tiles);
+    else launch_early(true, s, grid, WARPS * WARP, 0, scores_kernel<8>, *a, *a->t, tiles);
     launch_choice(s, a, longest);
 }

@@ -274,6 +274,7 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selectio
 {
     __shared__ select_shared sh;
     __shared__ candidate_list c;
+    take_over();
     team t = {cluster_rank(), cluster_size()};
     const int64_t row = blockIdx.x / t.size, token = a.first + row;
     const float *scores = a.scores + row * a.longest;
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selectio
 void launch_choice(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
 {
     const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
-    launch_clusters(false, blocks, s, (unsigned)a->rows, SELECT_THREADS, 0, select_kernel, *a, *a->t);
+    launch_clusters(true, blocks, s, (unsigned)a->rows, SELECT_THREADS, 0, select_kernel, *a, *a->t);
 }
 
 } // namespace bl

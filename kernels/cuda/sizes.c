@@ -15,12 +15,6 @@ size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots)
     return (size_t)(T * up_to(heads, BL_CUDA_HEAD_TILE) * up_to(slots, BL_ATTN_BLOCK)) * sizeof(float);
 }
 
-size_t bl_cuda_attend_rows(int64_t T, int64_t slots)
-{
-    if (T > BL_CUDA_ATTEND_TOKENS) T = BL_CUDA_ATTEND_TOKENS;
-    return (size_t)(T * up_to(slots, BL_ATTN_BLOCK)) * sizeof(uint8_t *);
-}
-
 int64_t bl_cuda_unit_slots(int64_t T, bool many)
 {
     return many ? BL_CUDA_MANY_SLOTS : T <= 64 ? 8 : T <= 256 ? 16 : 32;

@@ -109,7 +109,6 @@ typedef struct bl_cuda {
     uint16_t *up, *gate, *act; /* of slots, then of the shared expert */
     uint16_t *out, *shared_out, *x_rounded;
     float *attend_scores;
-    const uint8_t **attend_rows;
     uint16_t *wide, *side_wide; /* weights expanded to bf16, on the main and the side stream */
     float *parts, *pair_kv, *pair_z, *router, *index_w, *scores;
     uint8_t *index_rows;
@@ -127,7 +126,8 @@ typedef struct bl_cuda {
         const uint16_t *streams; /* that are mixed */
         float *pre, *post, *comb; /* of the mixing */
     } later;
-    bool x_is_rounded, sorted, stored; /* x_rounded has the sublayer's input; groups have the pass's choices; the rings its window rows */
+    bool x_is_rounded, sorted; /* x_rounded has the sublayer's input; groups have the pass's choices */
+    bool stored, chosen; /* of a layer: the rings have its window rows; entries or choices are as new as its queries */
 } bl_cuda;
 
 static inline bl_cuda *cuda_of(bl_backend *b)
@@ -205,8 +205,8 @@ bl_cuda_product bl_cuda_product_of(bl_cuda *c, bl_cuda_stream s, const bl_matrix
                                    uint16_t *y16, float *y32);
 /* The mixing that was put off, if any, on the side stream: its input must be there, and the side stream forked since. */
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p);
-/* Its products alone, for a kernel of the main stream that makes coefficients of them beside its own work. */
-void bl_cuda_start_parts(bl_cuda *c, const bl_pass *p);
+/* Its products (no rows: none was put off), which the caller puts on the main stream; a kernel there makes coefficients of them. */
+bl_cuda_product bl_cuda_take_parts(bl_cuda *c, const bl_pass *p);
 bl_cuda_mixing bl_cuda_mixing_of(const bl_cuda *c, const bl_pass *p);
 /* The next expansion's input: partial [T, D], done, or still to be made of the experts' rows. */
 void bl_cuda_put_off_sum(bl_cuda *c, float *partial, bool done);

@@ -69,13 +69,12 @@ static void finish_mixing(bl_cuda *c, const bl_pass *p)
     c->later.parts = false;
 }
 
-void bl_cuda_start_parts(bl_cuda *c, const bl_pass *p)
+bl_cuda_product bl_cuda_take_parts(bl_cuda *c, const bl_pass *p)
 {
-    if (!c->later.mix) return;
-    const bl_cuda_product dots = mixing_dots(c, p);
-    bl_cuda_multiply_parts(c->side, &dots, c->parts);
+    if (!c->later.mix) return (bl_cuda_product){0};
     c->later.mix = false;
     c->later.parts = true;
+    return mixing_dots(c, p);
 }
 
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
@@ -86,7 +85,8 @@ void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
         c->later.mix = false;
         return;
     }
-    bl_cuda_start_parts(c, p);
+    const bl_cuda_product dots = bl_cuda_take_parts(c, p);
+    bl_cuda_multiply_parts(c->side, &dots, c->parts);
     finish_mixing(c, p);
 }
 

@@ -102,7 +102,6 @@ static void list_buffers(cuda_sizes *z, const bl_config *f, const bl_shard *shar
         {offsetof(bl_cuda, pair_kv), CUDA_ATTENTION, T * d * 4},
         {offsetof(bl_cuda, pair_z), CUDA_ATTENTION, T * d * 4},
         {offsetof(bl_cuda, attend_scores), CUDA_ATTENTION, bl_cuda_attend_scores((int64_t)T, shard->heads.count, attended)},
-        {offsetof(bl_cuda, attend_rows), CUDA_ATTENTION, bl_cuda_attend_rows((int64_t)T, attended)},
         {offsetof(bl_cuda, index_q), CUDA_INDEX, T * heads * width * 2},
         {offsetof(bl_cuda, index_dots), CUDA_INDEX, T * heads * 2},
         {offsetof(bl_cuda, index_w), CUDA_INDEX, T * heads * 4},

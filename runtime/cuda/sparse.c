@@ -21,23 +21,28 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
     const bl_config *f = &c->config;
     const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
     if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
+    c->chosen = false;
+    c->stored = T <= bl_ring_rows(f) - f->sliding_window;
+    const bl_cuda_window window = {.t = &c->tables, .kv = kv, .down = c->kv_down, .norm = l->kv_norm.codes, .rotation = rotation(c, l),
+                                   .d = d, .R = R, .eps = f->rms_norm_eps, .ring = c->stored ? bl_ring_rows(f) : 0,
+                                   .layer_offset = ring_offset(c, l)};
     if (T <= BL_CUDA_FEW) {
         const bl_cuda_product down = bl_cuda_product_of(c, c->stream, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
         const bl_cuda_product kv_down = bl_cuda_product_of(c, c->stream, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+        const bl_cuda_product dots = bl_cuda_take_parts(c, p);
         bl_cuda_multiply_two(c->stream, &down, &kv_down);
-        bl_cuda_fork(c);
+        const bl_cuda_between between = {.y = qr, .rounded = c->qr_rounded, .x = c->down, .norm = l->q_norm.codes, .n = f->q_lora_rank,
+                                         .eps = f->rms_norm_eps, .window = window, .dots = dots.rows ? &dots : NULL, .parts = c->parts};
+        bl_cuda_prepare_attention(c->stream, &between);
     } else {
         bl_cuda_fork(c);
         bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
         bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+        bl_cuda_window_rows(c->side, &window);
+        bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
+        bl_cuda_start_mixing(c, p);
+        bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
     }
-    c->stored = T <= bl_ring_rows(f) - f->sliding_window;
-    bl_cuda_window_rows(c->side, &c->tables, kv, c->kv_down, l->kv_norm.codes, rotation(c, l), d, R, f->rms_norm_eps,
-                        c->stored ? bl_ring_rows(f) : 0, ring_offset(c, l));
-    bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
-    if (T <= BL_CUDA_FEW) bl_cuda_start_parts(c, p);
-    else bl_cuda_start_mixing(c, p);
-    bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
     bl_cuda_linear(c, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
     bl_cuda_rope(c->stream, q, rotation(c, l), T, c->shard.heads.count, d, R);
 }
@@ -47,6 +52,7 @@ static void compress(bl_backend *b, const bl_pass *p, const bl_layer *l, const u
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const int64_t T = p->tokens, d = f->head_dim;
+    c->chosen = true;
     if (l->ratio == 1) {
         bl_cuda_linear(c, &l->compressor.wkv, x, NULL, T, c->pooled, NULL);
     } else {
@@ -68,6 +74,7 @@ static void choose(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const int64_t heads = f->index_n_heads, width = f->index_head_dim;
+    c->chosen = true;
     const float scale = (float)(pow((double)width, -0.5) * pow((double)heads, -0.5));
     bl_cuda_linear(c, &l->indexer.wq_b, qr, c->qr_rounded, p->tokens, c->index_q, NULL);
     bl_cuda_linear(c, &l->indexer.weights_proj, x, NULL, p->tokens, c->index_dots, NULL);
@@ -91,14 +98,13 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const bl_cuda_mixing mixing = bl_cuda_mixing_of(c, p);
-    if (c->later.parts) bl_cuda_join(c);
-    else bl_cuda_await(c);
+    if (p->tokens > BL_CUDA_FEW) bl_cuda_await(c);
     const bl_cuda_attention a = {.t = &c->tables, .q = q, .kv = kv, .selected = l->ratio > 0 ? selected : NULL, .sink = l->sink.codes,
                                  .rotation = rotation(c, l), .o = o, .heads = c->shard.heads.count, .d = f->head_dim,
                                  .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
                                  .layer_offset = ring_offset(c, l), .source = l->kv_slot,
                                  .scale = (float)(1.0 / sqrt((double)f->head_dim)), .scores = c->attend_scores,
-                                 .rows = c->attend_rows, .mixing = c->later.parts ? &mixing : NULL};
+                                 .mixing = c->later.parts ? &mixing : NULL, .early = p->tokens <= BL_CUDA_FEW && !c->chosen};
     bl_cuda_attend(c->stream, &a);
     c->later.parts = false;
 }

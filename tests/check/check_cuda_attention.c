@@ -98,18 +98,41 @@ static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t 
                                  .rotation = gpu_copy(rotation, (size_t)(T * R) * 4), .o = gpu_buffer((size_t)(T * n) * 2), .heads = heads,
                                  .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale,
                                  .scores = gpu_buffer(bl_cuda_attend_scores(T, heads, slots)),
-                                 .rows = gpu_buffer(bl_cuda_attend_rows(T, slots)), .mixing = heads % 2 ? &mixing : NULL};
+                                 .mixing = heads % 2 ? &mixing : NULL, .early = T % 2};
     bl_cuda_attend(0, &a);
     if (a.mixing) check_mixed(c, a.mixing);
     check_bf16(c, "output", gpu_result(c, a.o, (size_t)(T * n) * 2), want, T * heads, d);
     gpu_case_end();
 }
 
+/* Window rows in the launch between the projections; what else it makes is held against launches of their own. */
+static void check_between(check *c, const bl_cuda_window *rows)
+{
+    const int64_t T = rows->t->tokens, n = 32 * (1 + check_below(c, 60)), D = 64 * (1 + check_below(c, 30));
+    const int64_t parts = (4 * D + BL_DOT_SEGMENT - 1) / BL_DOT_SEGMENT * T * 24;
+    uint16_t *y[4];
+    float *sums[2];
+    for (int i = 0; i < 4; i++) y[i] = gpu_buffer((size_t)(T * n) * 2);
+    for (int i = 0; i < 2; i++) sums[i] = gpu_buffer((size_t)parts * 4);
+    const uint16_t *x = gpu_copy(random_row(c, T * n, 3), (size_t)(T * n) * 2), *w = gpu_copy(random_row(c, n, 1), (size_t)n * 2);
+    const bl_cuda_product dots = {.w = {.kind = BL_W_F32, .rows = 24, .cols = 4 * D,
+                                        .codes = gpu_copy(random_floats(c, 96 * D, 0.02f), (size_t)(96 * D) * 4)},
+                                  .rows = 24, .x = gpu_copy(random_row(c, T * 4 * D, 2), (size_t)(T * 4 * D) * 2), .ldx = 4 * D, .tokens = T};
+    const bl_cuda_between b = {.y = y[0], .rounded = y[1], .x = x, .norm = w, .n = n, .eps = 1e-6f, .window = *rows, .dots = &dots,
+                               .parts = sums[0]};
+    bl_cuda_prepare_attention(0, &b);
+    bl_cuda_rmsnorm(0, y[2], y[3], x, w, T, n, 1e-6f);
+    bl_cuda_multiply_parts(0, &dots, sums[1]);
+    for (int i = 0; i < 2; i++)
+        check_bf16(c, i ? "rounded" : "norm", gpu_result(c, y[i], (size_t)(T * n) * 2), gpu_result(c, y[i + 2], (size_t)(T * n) * 2), T, n);
+    check_f32(c, "parts", gpu_result(c, sums[0], (size_t)parts * 4), gpu_result(c, sums[1], (size_t)parts * 4), parts / 24, 24);
+}
+
 /* Also those that go to the ring at once, of positions around its end. */
-static void check_window_rows(check *c, int64_t T, int64_t d, int64_t R)
+static void check_window_rows(check *c, int64_t T, int64_t d, int64_t R, bool between)
 {
     enum { RING = 19, START = 4 * RING - 2, OFFSET = 3 };
-    check_case(c, "window rows tokens=%lld d=%lld", (long long)T, (long long)d);
+    check_case(c, "window rows tokens=%lld d=%lld between=%d", (long long)T, (long long)d, between);
     const size_t bytes = bl_window_row_bytes(d);
     const uint16_t *x = random_row(c, T * d, 3), *w = random_row(c, d, 1);
     const float *rotation = random_floats(c, T * R, 1);
@@ -128,8 +151,11 @@ static void check_window_rows(check *c, int64_t T, int64_t d, int64_t R)
     const bl_cuda_span span = {.first = 0, .start = START, .count = T, .windows = rings};
     const bl_cuda_tables t = {.tokens = T, .position = gpu_copy(position, (size_t)T * 8), .span_of = gpu_copy(span_of, (size_t)T * 4),
                               .spans = gpu_copy(&span, sizeof span)};
-    bl_cuda_window_rows(0, &t, kv, gpu_copy(x, (size_t)(T * d) * 2), gpu_copy(w, (size_t)d * 2), gpu_copy(rotation, (size_t)(T * R) * 4), d, R,
-                        1e-6f, T % 2 ? RING : 0, OFFSET * (int64_t)bytes);
+    const bl_cuda_window rows = {.t = &t, .kv = kv, .down = gpu_copy(x, (size_t)(T * d) * 2), .norm = gpu_copy(w, (size_t)d * 2),
+                                 .rotation = gpu_copy(rotation, (size_t)(T * R) * 4), .d = d, .R = R, .eps = 1e-6f,
+                                 .ring = T % 2 ? RING : 0, .layer_offset = OFFSET * (int64_t)bytes};
+    if (between) check_between(c, &rows);
+    else bl_cuda_window_rows(0, &rows);
     check_u8(c, "rows", gpu_result(c, kv, (size_t)T * bytes), want, T, (int64_t)bytes);
     if (T % 2 == 0) bl_cuda_store_window(0, &t, kv, d, RING, OFFSET * (int64_t)bytes);
     const uint8_t *stored = gpu_result(c, rings, (size_t)(OFFSET + RING) * bytes);
@@ -143,7 +169,7 @@ void check_cuda_attention(check *c)
     for (int i = 0; i < 8; i++) {
         const int64_t d = 32 * (1 + check_below(c, 16)), R = 16;
         check_attend(c, 1, 1 + check_below(c, 20), d, R, 1 + check_below(c, 140), i % 3 ? 1 + check_below(c, 150) : 0, check_below(c, 400));
-        check_window_rows(c, 1 + check_below(c, 4), d, R);
+        check_window_rows(c, 1 + check_below(c, 4), d, R, i % 2);
     }
     check_attend(c, 1, 3, 512, 64, 128, 512, 150);
     check_attend(c, 3, 5, 64, 16, 20, 30, 60);
@@ -155,5 +181,6 @@ void check_cuda_attention(check *c)
     check_attend(c, 24, 2, 512, 64, 400, 240, 500);
     check_attend(c, 140, 2, 512, 64, 128, 0, 0);
     check_attend(c, 135, 3, 512, 64, 20, 70, 30);
-    check_window_rows(c, 3, 512, 64);
+    check_window_rows(c, 3, 512, 64, false);
+    check_window_rows(c, 8, 512, 64, true);
 }

@@ -169,7 +169,7 @@ static void check_advance(check *c, int64_t T, int64_t D, int64_t k, bool there)
                          .comb = gpu_copy(comb, (size_t)(T * S * S) * 4), .pre = gpu_copy(pre, (size_t)(T * S) * 4),
                          .norm = gpu_copy(w, (size_t)D * 2), .x = gpu_buffer((size_t)(T * D) * 2),
                          .rounded = gpu_buffer((size_t)(T * D) * 2),
-                         .T = T, .D = D, .eps = 1e-6f};
+                         .T = T, .D = D, .eps = 1e-6f, .early = T % 2};
     bl_cuda_advance_streams(0, &a);
     check_bf16(c, "streams", gpu_result(c, a.H, (size_t)(T * n) * 2), streams, T, n);
     check_bf16(c, "collapsed", gpu_result(c, a.x, (size_t)(T * D) * 2), x, T, D);

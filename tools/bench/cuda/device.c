@@ -198,8 +198,7 @@ static bl_status add_attend(bench *b, bench_subject *s, int product, bl_error *e
                                .selected = device_copy(selected, BATCH * TOPK * sizeof *selected), .sink = device_bytes(HEADS * 4, 0),
                                .rotation = device_bytes(BATCH * ROPE * 4, 0), .o = device_bytes((size_t)BATCH * HEADS * HEAD_DIM * 2, 0),
                                .heads = HEADS, .d = HEAD_DIM, .R = ROPE, .window = WINDOW, .ring = WINDOW + 1, .topk = TOPK, .scale = 0.04f,
-                               .scores = device_bytes(bl_cuda_attend_scores(BATCH, HEADS, WINDOW + TOPK), 0),
-                               .rows = device_bytes(bl_cuda_attend_rows(BATCH, WINDOW + TOPK), 0)};
+                               .scores = device_bytes(bl_cuda_attend_scores(BATCH, HEADS, WINDOW + TOPK), 0)};
     free(selected);
     const double gflop = 4e-9 * TIMES * BATCH * HEADS * (WINDOW + TOPK) * (double)HEAD_DIM;
     *s = (bench_subject){.name = "sparse attention of 64 tokens, 640 slots", .run = run_attend, .arg = r, .work = gflop, .unit = "GFLOP",
