@@ -179,6 +179,8 @@ void check_cuda_attention(check *c)
     check_attend(c, 24, 70, 512, 64, 20, 0, 5);
     check_attend(c, 25, 3, 512, 64, 128, 140, 10); /* blocks of holes between others */
     check_attend(c, 24, 3, 512, 64, 400, 240, 500); /* as many blocks as at released sizes */
+    check_attend(c, 5, 3, 512, 64, 128, 150, 300);
+    check_attend(c, 8, 64, 512, 64, 128, 512, 700);
     check_attend(c, 140, 2, 512, 64, 128, 0, 0);
     check_attend(c, 135, 3, 512, 64, 20, 70, 30);
     check_window_rows(c, 3, 512, 64, false);

@@ -15,7 +15,7 @@ enum { BL_CUDA_MANY = 192 };
 enum { BL_CUDA_MANY_SLOTS = 160 };
 
 /* Attention: of this head dimension, from so many tokens; by pairs of blocks, from so many to as many as there are pairs for. */
-enum { BL_CUDA_MANY_HEAD_DIM = 512, BL_CUDA_MANY_ATTEND = 24, BL_CUDA_PAIRS_ATTEND = 24 };
+enum { BL_CUDA_MANY_HEAD_DIM = 512, BL_CUDA_MANY_ATTEND = 24, BL_CUDA_PAIRS_ATTEND = 5 };
 
 /* Each false, having started nothing, where device, shapes or kinds do not suit. */
 bool bl_cuda_multiply_many(bl_cuda_stream s, const bl_cuda_product *p);
