@@ -18,7 +18,7 @@ typedef struct bl_bucket_options {
     bool no_host_digests; /* do not read what is not sent for its value digests (those of a packed model are on record) */
     const char *base; /* buckets of an older state, a folder or an archive of one: write what has changed since. size, align, slice and
                        * host are then its */
-    bl_delta_encoding encoding; /* base: of what has changed */
+    bl_delta_encoding encoding; /* base: of what has changed; BL_DELTA_AUTO compresses it twice */
     int level;      /* base: of zstd, 1 to 9: beyond, setting up costs more than small tensors give back */
     int jobs;       /* threads; <= 0 = chosen */
     unsigned cpu;   /* kernel capability mask */

@@ -275,7 +275,7 @@ static bl_status change(apply_job *a, lane *l, const bl_bucket_tensor *entry, co
 {
     bl_hasher_update(l->before_hash, data, g->nbytes);
     if (g->offset == 0) {
-        BL_TRY(bl_patch_open(&l->patch, a->delta.encoding, l->stream, l->delta->data_offset + t->offset, t, entry->tensor.nbytes, err));
+        BL_TRY(bl_patch_open(&l->patch, t->encoding, l->stream, l->delta->data_offset + t->offset, t, entry->tensor.nbytes, err));
     }
     BL_TRY(bl_patch_apply(l->patch, data, g->offset, g->nbytes, err));
     if (g->offset + g->nbytes < entry->tensor.nbytes) {

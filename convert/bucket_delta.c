@@ -6,15 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Streams in one encoding, in a file beside the delta's. */
+typedef struct attempt {
+    bl_delta_encoding encoding;
+    bl_diff *diff;
+    bl_hasher *hash; /* of the stream that is being written */
+    bl_output *spool;
+    uint64_t spooled;
+} attempt;
+
 /* One bucket: the old one beside the new one that is being produced, and what has come of it. */
 typedef struct lane {
     bl_file *file;
     bl_reader *reader;
     bl_hasher *before; /* of the tensor, as the old bucket has it */
-    bl_hasher *stream; /* of the stream that is being written */
-    bl_diff *diff;
-    bl_output *spool;  /* streams, until it is known what the header must say */
-    uint64_t spooled;
+    /* [tries] The first has all streams, until it is known what the header must say. A second one has that of the tensor under way in
+     * the other encoding, which takes the place of the first one's where it is shorter. */
+    attempt attempts[2];
+    size_t tries;
     bl_delta_tensor *tensors; /* [count] */
     size_t count, cap;
 } lane;
@@ -41,30 +50,40 @@ static bl_status nomem(bl_error *err)
 /* Compressed bytes of the lane's tensor. */
 static bl_status to_spool(void *arg, const void *data, size_t n, bl_error *err)
 {
-    lane *l = arg;
-    BL_TRY(bl_output_write(l->spool, data, n, l->spooled, err));
-    l->spooled += n;
-    bl_hasher_update(l->stream, data, n);
+    attempt *a = arg;
+    BL_TRY(bl_output_write(a->spool, data, n, a->spooled, err));
+    a->spooled += n;
+    bl_hasher_update(a->hash, data, n);
     return BL_OK;
+}
+
+/* number: of the bucket, from 1. */
+static bl_status open_attempt(delta_job *d, attempt *a, bl_delta_encoding encoding, size_t number, bl_error *err)
+{
+    char name[48];
+    snprintf(name, sizeof name, "spool-%05zu-%s", number, bl_delta_encoding_name(encoding));
+    const char *spool = bl_job_path(&d->b.job, name);
+    a->encoding = encoding;
+    BL_TRY(spool ? bl_hasher_create(&a->hash, err) : nomem(err));
+    BL_TRY(bl_diff_create(&a->diff, encoding, d->o->level, to_spool, a, err));
+    return bl_output_open(&a->spool, spool, 0, err);
 }
 
 static bl_status open_lane(delta_job *d, size_t i, bl_error *err)
 {
     lane *l = &d->lanes[i];
     const bl_bucket *b = &d->base.buckets[i];
-    char name[40];
-    snprintf(name, sizeof name, "spool-%05zu", i + 1);
-    const char *spool = bl_job_path(&d->b.job, name);
-    BL_TRY(spool ? bl_place_file(&d->place, b->name, &l->file, err) : nomem(err));
+    bool both = d->o->encoding == BL_DELTA_AUTO;
+    BL_TRY(bl_place_file(&d->place, b->name, &l->file, err));
     if (bl_file_size(l->file) != b->data_offset + b->nbytes) {
         return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), NULL, -1, "has %llu bytes, not the %llu of its description",
                        (unsigned long long)bl_file_size(l->file), (unsigned long long)(b->data_offset + b->nbytes));
     }
     BL_TRY(bl_reader_open(&l->reader, l->file, err));
     BL_TRY(bl_hasher_create(&l->before, err));
-    BL_TRY(bl_hasher_create(&l->stream, err));
-    BL_TRY(bl_diff_create(&l->diff, d->o->encoding, d->o->level, to_spool, l, err));
-    return bl_output_open(&l->spool, spool, 0, err);
+    l->tries = both ? 2 : 1;
+    BL_TRY(open_attempt(d, &l->attempts[0], both ? BL_DELTA_XOR : d->o->encoding, i + 1, err));
+    return both ? open_attempt(d, &l->attempts[1], BL_DELTA_RANGES, i + 1, err) : BL_OK;
 }
 
 static void close_lane(lane *l)
@@ -72,9 +91,11 @@ static void close_lane(lane *l)
     bl_reader_close(&l->reader);
     bl_file_close(&l->file);
     bl_hasher_destroy(&l->before);
-    bl_hasher_destroy(&l->stream);
-    bl_diff_destroy(&l->diff);
-    bl_output_abort(&l->spool);
+    for (size_t i = 0; i < 2; i++) {
+        bl_hasher_destroy(&l->attempts[i].hash);
+        bl_diff_destroy(&l->attempts[i].diff);
+        bl_output_abort(&l->attempts[i].spool);
+    }
 }
 
 /* ---- comparing */
@@ -95,16 +116,53 @@ static bl_status read_base(bl_bucket_job *b, const bl_tile *t, bl_error *err)
     return bl_reader_read(l->reader, t->scratch, t->nbytes, t->offset, &data, err);
 }
 
+/* Put the second attempt's stream in place of the first one's, which begins at offset. */
+static bl_status replace(lane *l, uint64_t offset, bl_error *err)
+{
+    attempt *to = &l->attempts[0], *from = &l->attempts[1];
+    uint8_t buf[16384];
+    to->spooled = offset;
+    for (uint64_t done = 0, n; done < from->spooled; done += n) {
+        n = from->spooled - done < sizeof buf ? from->spooled - done : sizeof buf;
+        BL_TRY(bl_output_read(from->spool, buf, n, done, err));
+        BL_TRY(bl_output_write(to->spool, buf, n, to->spooled, err));
+        to->spooled += n;
+    }
+    return BL_OK;
+}
+
+/* The streams of a tensor end; the shorter one stays, in the first attempt's spool from offset on. t gets what is known of it; its bytes
+ * are 0 where nothing differs. */
+static bl_status end_streams(lane *l, uint64_t offset, bl_delta_tensor *t, bl_error *err)
+{
+    uint64_t bytes[2] = {0};
+    bl_digest digests[2] = {0};
+    for (size_t i = 0; i < l->tries; i++) {
+        BL_TRY(bl_diff_end(l->attempts[i].diff, &bytes[i], err));
+        digests[i] = bl_hasher_final(l->attempts[i].hash);
+    }
+    size_t best = l->tries > 1 && l->attempts[1].spooled < l->attempts[0].spooled - offset;
+    BL_TRY(best ? replace(l, offset, err) : BL_OK);
+    l->attempts[1].spooled = 0;
+    t->encoding = l->attempts[best].encoding;
+    t->offset = offset;
+    t->nbytes = l->attempts[0].spooled - offset;
+    t->bytes = bytes[best];
+    t->digest = digests[best];
+    return BL_OK;
+}
+
 /* A tensor of the bucket ends: note it if it has changed. */
 static bl_status end_tensor(delta_job *d, lane *l, const bl_bucket_tensor *before, const bl_bucket_tensor *after, bl_error *err)
 {
     bl_digest seen = bl_hasher_final(l->before);
-    uint64_t bytes, offset = l->count ? l->tensors[l->count - 1].offset + l->tensors[l->count - 1].nbytes : 0;
-    BL_TRY(bl_diff_end(l->diff, &bytes, err));
+    uint64_t offset = l->count ? l->tensors[l->count - 1].offset + l->tensors[l->count - 1].nbytes : 0;
+    bl_delta_tensor t = {.name = after->tensor.name, .base = before->digest, .target = after->digest};
+    BL_TRY(end_streams(l, offset, &t, err));
     if (!bl_digest_equal(&seen, &before->digest)) {
         return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), before->tensor.name, -1, "differs from its digest: the base is damaged");
     }
-    if (bytes == 0) {
+    if (t.bytes == 0) {
         return BL_OK;
     }
     bl_delta_tensor *grown = bl_grow(l->tensors, &l->cap, l->count, sizeof *grown);
@@ -112,13 +170,7 @@ static bl_status end_tensor(delta_job *d, lane *l, const bl_bucket_tensor *befor
         return nomem(err);
     }
     l->tensors = grown;
-    l->tensors[l->count++] = (bl_delta_tensor){.name = after->tensor.name,
-                                               .offset = offset,
-                                               .nbytes = l->spooled - offset,
-                                               .bytes = bytes,
-                                               .digest = bl_hasher_final(l->stream),
-                                               .base = before->digest,
-                                               .target = after->digest};
+    l->tensors[l->count++] = t;
     pthread_mutex_lock(&d->b.job.lock);
     d->report->changed++;
     d->report->changed_bytes += after->tensor.nbytes;
@@ -160,9 +212,10 @@ static bl_status put_all(assembly *a, const lane *l, const bl_st_head *head, uin
         bl_st_head_copy(head, a->at, n, buf);
         BL_TRY(put(a, buf, n, err));
     }
-    for (uint64_t done = 0, n; done < l->spooled; done += n) {
-        n = l->spooled - done < room ? l->spooled - done : room;
-        BL_TRY(bl_output_read(l->spool, buf, n, done, err));
+    const attempt *streams = &l->attempts[0];
+    for (uint64_t done = 0, n; done < streams->spooled; done += n) {
+        n = streams->spooled - done < room ? streams->spooled - done : room;
+        BL_TRY(bl_output_read(streams->spool, buf, n, done, err));
         BL_TRY(put(a, buf, n, err));
         bl_hasher_update(a->data, buf, n);
     }
@@ -199,7 +252,7 @@ static bl_status write_file(delta_job *d, const lane *l, const char *path, const
     s = s == BL_OK && a.sha256 ? bl_sha256_final(a.sha256, sha256, err) : s;
     if (s == BL_OK) {
         f->data_offset = head->header_bytes;
-        f->nbytes = l->spooled;
+        f->nbytes = l->attempts[0].spooled;
         f->digest = bl_hasher_final(a.data);
         s = a.out ? bl_output_commit(&a.out, err) : BL_OK;
     }
@@ -254,7 +307,9 @@ static bl_status compare(bl_bucket_job *b, const bl_tile *t, bl_error *err)
             continue;
         }
         bl_hasher_update(l->before, old, g->nbytes);
-        BL_TRY(bl_diff_add(l->diff, old, new, g->offset, g->nbytes, row_bytes(&entry->tensor), err));
+        for (size_t k = 0; k < l->tries; k++) {
+            BL_TRY(bl_diff_add(l->attempts[k].diff, old, new, g->offset, g->nbytes, row_bytes(&entry->tensor), err));
+        }
         if (g->offset + g->nbytes == entry->tensor.nbytes) {
             BL_TRY(end_tensor(d, l, &before->tensors[entry - after->tensors], entry, err));
         }

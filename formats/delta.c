@@ -12,7 +12,19 @@
 
 const char *bl_delta_encoding_name(bl_delta_encoding e)
 {
-    return e == BL_DELTA_XOR ? "xor" : "ranges";
+    static const char *const names[] = {[BL_DELTA_XOR] = "xor", [BL_DELTA_RANGES] = "ranges", [BL_DELTA_AUTO] = "auto"};
+    return names[e];
+}
+
+/* "xor" or "ranges", or "auto" where last is BL_DELTA_AUTO. */
+static bool parse_encoding(bl_json v, bl_delta_encoding last, bl_delta_encoding *out)
+{
+    for (*out = BL_DELTA_XOR; *out <= last; ++*out) {
+        if (bl_json_equals(v, bl_delta_encoding_name(*out))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 char *bl_delta_file_name(char *buf, size_t i)
@@ -23,12 +35,13 @@ char *bl_delta_file_name(char *buf, size_t i)
 
 /* ---- reading */
 
-static bl_status read_tensor(bl_mreader *r, bl_json v, uint64_t at, bl_delta_tensor *t)
+/* of: how the delta is encoded. */
+static bl_status read_tensor(bl_mreader *r, bl_json v, bl_delta_encoding of, uint64_t at, bl_delta_tensor *t)
 {
-    bl_json name = {0}, offset = {0}, nbytes = {0}, bytes = {0}, digest = {0}, base = {0}, target = {0};
+    bl_json name = {0}, encoding = {0}, offset = {0}, nbytes = {0}, bytes = {0}, digest = {0}, base = {0}, target = {0};
     const bl_mread_slot slots[] = {{"name", &name, false},   {"offset", &offset, false}, {"nbytes", &nbytes, false},
                                    {"bytes", &bytes, false}, {"xxh3", &digest, false},   {"base", &base, false},
-                                   {"target", &target, false}};
+                                   {"target", &target, false}, {"encoding", &encoding, true}};
     size_t n;
     r->tensor = NULL;
     BL_TRY(BL_MREAD_TAKE(r, v, "a tensor", slots));
@@ -42,6 +55,10 @@ static bl_status read_tensor(bl_mreader *r, bl_json v, uint64_t at, bl_delta_ten
     BL_TRY(bl_mread_to_hex(r, target, sizeof t->target.b, t->target.b));
     if (!bl_tensor_name_ok(t->name, n)) {
         return bl_mread_bad(r, name, "not a legal tensor name");
+    }
+    t->encoding = of;
+    if (of == BL_DELTA_AUTO ? !parse_encoding(encoding, BL_DELTA_RANGES, &t->encoding) : encoding.kind != BL_JSON_NONE) {
+        return bl_mread_bad(r, encoding, "'encoding' is \"xor\" or \"ranges\" for every tensor where it is \"auto\" for the delta, else for none");
     }
     if (t->offset != at || t->nbytes == 0 || t->nbytes > INT64_MAX - at) {
         return bl_mread_bad(r, offset, "streams do not follow each other");
@@ -78,7 +95,7 @@ static bl_status read_file(bl_mreader *r, bl_json v, bl_delta *out)
     }
     bl_json_iter it = bl_json_begin(tensors);
     for (; bl_json_next(&it, &k, &e); f->count++) {
-        BL_TRY(read_tensor(r, e, end, &f->tensors[f->count]));
+        BL_TRY(read_tensor(r, e, out->encoding, end, &f->tensors[f->count]));
         end += f->tensors[f->count].nbytes;
     }
     r->tensor = NULL;
@@ -100,9 +117,8 @@ bl_status bl_delta_parse(const char *text, size_t n, const char *path, bl_arena 
     BL_TRY(bl_mread_to_text(&r, writer, "'writer'", &out->writer, &length));
     BL_TRY(bl_mread_to_hex(&r, base, sizeof out->base.b, out->base.b));
     BL_TRY(bl_mread_to_hex(&r, target, sizeof out->target.b, out->target.b));
-    out->encoding = bl_json_equals(encoding, "ranges") ? BL_DELTA_RANGES : BL_DELTA_XOR;
-    if (!bl_json_equals(encoding, bl_delta_encoding_name(out->encoding))) {
-        return bl_mread_bad(&r, encoding, "'encoding' is neither 'xor' nor 'ranges'");
+    if (!parse_encoding(encoding, BL_DELTA_AUTO, &out->encoding)) {
+        return bl_mread_bad(&r, encoding, "'encoding' is neither 'xor', 'ranges' nor 'auto'");
     }
     if (files.kind != BL_JSON_ARRAY) {
         return bl_mread_bad(&r, files, "'files' is not an array");
@@ -149,7 +165,7 @@ static void put_digest(FILE *f, const char *key, const bl_digest *d)
     fprintf(f, ", \"%s\": \"%s\"", key, bl_hex_encode(text, d->b, sizeof d->b));
 }
 
-static void put_file(FILE *f, const bl_delta_file *d)
+static void put_file(FILE *f, const bl_delta_file *d, bl_delta_encoding of)
 {
     fprintf(f, "{\"name\": \"%s\", \"bucket\": %zu, \"data_offset\": %" PRIu64 ", \"nbytes\": %" PRIu64, d->name, d->bucket,
             d->data_offset, d->nbytes);
@@ -160,6 +176,9 @@ static void put_file(FILE *f, const bl_delta_file *d)
         fputs(i ? ",\n  {\"name\": " : "\n  {\"name\": ", f);
         bl_json_put(f, t->name);
         fprintf(f, ", \"offset\": %" PRIu64 ", \"nbytes\": %" PRIu64 ", \"bytes\": %" PRIu64, t->offset, t->nbytes, t->bytes);
+        if (of == BL_DELTA_AUTO) {
+            fprintf(f, ", \"encoding\": \"%s\"", bl_delta_encoding_name(t->encoding));
+        }
         put_digest(f, "xxh3", &t->digest);
         put_digest(f, "base", &t->base);
         put_digest(f, "target", &t->target);
@@ -185,7 +204,7 @@ bl_status bl_delta_text(const bl_delta *d, char **text, size_t *n, bl_error *err
     fputs(",\n\"files\": [", f);
     for (size_t i = 0; i < d->count; i++) {
         fputs(i ? ",\n " : "\n ", f);
-        put_file(f, &d->files[i]);
+        put_file(f, &d->files[i], d->encoding);
     }
     fputs("]}\n", f);
     bool bad = ferror(f);

@@ -10,12 +10,12 @@
  *   "format"     "baleen-bucket-delta"
  *   "version"    1; any other is refused, and so are unknown keys
  *   "writer"     program and version that wrote it, for people
- *   "encoding"   "xor" or "ranges"
+ *   "encoding"   "xor" or "ranges", of all streams, or "auto": every tensor has an "encoding" of its own
  *   "base"       XXH3-128 of buckets.json of the old state, which has the digest of every tensor: it names that state
  *   "target"     XXH3-128 of target.json
  *   "files"      [{"name", "bucket": number from 0, "data_offset", "nbytes": of the data, "xxh3": XXH3-128 of the data, "tensors"}],
  *                ascending by bucket, tensors in data order and without gaps, each {"name", "offset", "nbytes": of the stream,
- *                "bytes": of what it holds, "xxh3": of the stream, "base": XXH3-128 of the tensor before, "target": after} */
+ *                "encoding" as said above, "bytes": of what it holds, "xxh3": of the stream, "base": XXH3-128 of the tensor before, "target": after} */
 #ifndef BL_FORMATS_DELTA_H
 #define BL_FORMATS_DELTA_H
 
@@ -26,12 +26,14 @@
 
 typedef enum bl_delta_encoding {
     BL_DELTA_XOR = 0,
-    BL_DELTA_RANGES
+    BL_DELTA_RANGES,
+    BL_DELTA_AUTO /* of a delta: for each tensor the one of the others whose stream is shorter */
 } bl_delta_encoding;
 
 typedef struct bl_delta_tensor {
     const char *name;
     uint64_t offset, nbytes; /* of the stream, in the file's data */
+    bl_delta_encoding encoding; /* not BL_DELTA_AUTO */
     uint64_t bytes;          /* of what it holds */
     bl_digest digest, base, target;
 } bl_delta_tensor;
@@ -53,7 +55,7 @@ typedef struct bl_delta {
     size_t count;
 } bl_delta;
 
-/* "xor", "ranges". */
+/* "xor", "ranges", "auto". */
 const char *bl_delta_encoding_name(bl_delta_encoding e);
 
 /* Parse and check delta.json. path names it in errors. Everything out points to lives in arena. */

@@ -21,8 +21,8 @@ static const char details[] =
     "packed models, so that the receiver can prove what it holds. Each tensor of the model is sent or kept, or nothing is written.\n"
     "\n"
     "--base BASE: DST gets what turns the buckets in BASE, an older state of the same model, into those of SRC: a stream for each\n"
-    "tensor that has changed, the exclusive or of old and new bytes or the ranges of rows that changed, in zstd; target.json,\n"
-    "the new buckets.json; delta.json. Buckets have the size, the alignment and the tensors of BASE.\n"
+    "tensor that has changed, the exclusive or of old and new bytes or the ranges of rows that changed, in zstd (auto: the\n"
+    "shorter one of both, for each tensor); target.json, the new buckets.json; delta.json. Buckets have the size, the alignment and the tensors of BASE.\n"
     "--apply DELTA BASE DST makes the new state in DST, byte for byte what 'baleen bucket SRC' writes. BASE must be the state that\n"
     "DELTA was made for, by its digests, and is left alone: applied twice, an exclusive or gives the old bytes again, so that a run\n"
     "that died in place would leave something that nobody could tell. --link spends no room on buckets that stay the same.\n"
@@ -201,7 +201,7 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
 
 /* Words of options, each at its value; -1 (0 for --host-owned, ~0 for --cpu) is "not given". */
 static const char *const oversizes[] = {"alone", "slice", NULL};
-static const char *const encodings[] = {[BL_DELTA_XOR] = "xor", [BL_DELTA_RANGES] = "ranges", NULL};
+static const char *const encodings[] = {[BL_DELTA_XOR] = "xor", [BL_DELTA_RANGES] = "ranges", [BL_DELTA_AUTO] = "auto", NULL};
 static const char *const owned[] = {"engram", "dspark", "vision", "none", NULL}; /* bits of BL_HOST_, and HOST_NONE */
 #define HOST_NONE 8u
 
@@ -289,7 +289,7 @@ int cmd_bucket(int argc, char **argv)
         {"host-owned", CLI_WORDS(owned), &g.host, "LIST", "what is not sent: engram (default), dspark, vision, or none"},
         {"no-host-digests", CLI_FLAG, &o.no_host_digests, NULL, "do not read what is not sent for its value digests"},
         {"base", CLI_STRING, &o.base, "BASE", "write what has changed since the buckets in BASE"},
-        {"encoding", CLI_WORD(encodings), &g.encoding, "HOW", "base: xor (default) or ranges (rows that changed)"},
+        {"encoding", CLI_WORD(encodings), &g.encoding, "HOW", "base: xor (default), ranges (rows that changed) or auto"},
         {"level", CLI_INT(1, 9), &g.level, "N", "base: of zstd, 1 (default) to 9"},
         {"apply", CLI_STRING, &g.apply, "DELTA", "make the new state in DST of the buckets in SRC and DELTA"},
         {"link", CLI_FLAG, &g.link, NULL, "apply: hard-link buckets that stay the same"},

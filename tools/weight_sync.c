@@ -25,6 +25,7 @@ typedef struct facts {
     bool covered;         /* sent and kept are the tensors of the model */
     size_t model_tensors; /* sent and kept */
     size_t changed;       /* of a delta: tensors and slices */
+    size_t ranges;        /* of them those whose streams hold ranges */
     uint64_t changed_bytes, stream_bytes;
     class_table classes;  /* of what is sent, or has changed */
 } facts;
@@ -109,6 +110,7 @@ static bl_status count_changed(facts *f, const bl_delta_file *d, bl_error *err)
         if (!b || at == b->count)
             return bl_fail(err, BL_E_INPUT, f->place->name, d->tensors[k].name, -1, "is in " BL_DELTA_NAME ", but not in " BL_DELTA_TARGET_NAME);
         f->changed++;
+        f->ranges += d->tensors[k].encoding == BL_DELTA_RANGES;
         f->changed_bytes += b->tensors[at].tensor.nbytes;
         count_class(f, &b->tensors[at]);
     }
@@ -156,7 +158,11 @@ static void print_buckets(const facts *f)
 static void print_delta(const facts *f)
 {
     char old[40], new[40], changed[32], all[32], streams[32];
-    printf("%s: delta of weight-sync buckets, %s\n", f->place->name, bl_delta_encoding_name(f->delta.encoding));
+    printf("%s: delta of weight-sync buckets, %s", f->place->name, bl_delta_encoding_name(f->delta.encoding));
+    if (f->delta.encoding == BL_DELTA_AUTO) {
+        printf(": xor for %zu, ranges for %zu", f->changed - f->ranges, f->ranges);
+    }
+    printf("\n");
     generation_model(&f->config);
     printf("base: the buckets whose " BL_BUCKETS_NAME " has XXH3-128 %s, target: %s\n",
            bl_hex_encode(old, f->delta.base.b, sizeof f->delta.base.b), bl_hex_encode(new, f->delta.target.b, sizeof f->delta.target.b));
@@ -190,7 +196,8 @@ static int print_json(const cli_command *cmd, const facts *f, bool delta)
     if (delta) {
         json_object_set_new(j, "base", json_string(bl_hex_encode(text, f->delta.base.b, sizeof f->delta.base.b)));
         json_object_set_new(j, "target", json_string(bl_hex_encode(text, f->delta.target.b, sizeof f->delta.target.b)));
-        json_object_update_new(j, json_pack("{s:s, s:I, s:I, s:I, s:I}", "encoding", bl_delta_encoding_name(f->delta.encoding),
+        json_object_update_new(j, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "encoding", bl_delta_encoding_name(f->delta.encoding),
+                                            "ranges_tensors", (json_int_t)f->ranges,
                                             "changed_buckets", (json_int_t)f->delta.count, "changed_tensors", (json_int_t)f->changed,
                                             "changed_bytes", (json_int_t)f->changed_bytes, "stream_bytes", (json_int_t)f->stream_bytes));
     }

@@ -58,14 +58,14 @@ def train(items, seed):
 
 @pytest.fixture(scope="module")
 def states(baleen, tmp_path_factory):
-    """Two states: checkpoints, buckets, and deltas between them in both encodings."""
+    """Two states: checkpoints, buckets, and deltas between them in every encoding."""
     root = tmp_path_factory.mktemp("delta")
     ckpt.write_folder(root / "new", train(ckpt.tensors(DEMO), 5), DEMO)
     for how, options in (("alone", []), ("slice", ["--oversize", "slice"])):
         size = ["--size", "1MiB"] if how == "alone" else ["--size", "300KB"]
         make(baleen, DEMO, root / f"a-{how}", *size, *options)
         make(baleen, root / "new", root / f"b-{how}", *size, *options)
-        for encoding in ("xor", "ranges"):
+        for encoding in ("xor", "ranges", "auto"):
             make(baleen, root / "new", root / f"{encoding}-{how}", "--base", root / f"a-{how}", "--encoding", encoding)
     return root
 
@@ -77,7 +77,7 @@ def apply(baleen, delta, base, dst, *options):
 
 
 @pytest.mark.parametrize("how", ["alone", "slice"])
-@pytest.mark.parametrize("encoding", ["xor", "ranges"])
+@pytest.mark.parametrize("encoding", ["xor", "ranges", "auto"])
 def test_round_trip(baleen, states, tmp_path, encoding, how):
     delta, base, want = states / f"{encoding}-{how}", states / f"a-{how}", states / f"b-{how}"
     r = apply(baleen, delta, base, tmp_path / "out")
@@ -92,7 +92,7 @@ def test_round_trip(baleen, states, tmp_path, encoding, how):
     assert r["changed_tensors"] == sum(len(f["tensors"]) for f in about["files"])
 
 
-@pytest.mark.parametrize("encoding", ["xor", "ranges"])
+@pytest.mark.parametrize("encoding", ["xor", "ranges", "auto"])
 def test_streams_mean_what_the_format_says(states, encoding):
     delta = states / f"{encoding}-alone"
     before, after = buckets.by_name(states / "a-alone"), buckets.by_name(states / "b-alone")
@@ -112,7 +112,8 @@ def test_streams_mean_what_the_format_says(states, encoding):
             data = unpack(streams[t["name"]], t["bytes"])
             assert streams[t["name"]] == raw[f["data_offset"] + t["offset"]:][:t["nbytes"]]
             assert (buckets.xxh3(old), buckets.xxh3(new)) == (t["base"], t["target"])
-            if encoding == "xor":
+            assert ("encoding" in t) == (encoding == "auto")
+            if t.get("encoding", encoding) == "xor":
                 have = (np.frombuffer(old, np.uint8) ^ np.frombuffer(data, np.uint8)).tobytes()
             else:
                 have, at, end, row = bytearray(old), 0, 0, len(old) // before[t["name"]][1][0]
@@ -124,6 +125,23 @@ def test_streams_mean_what_the_format_says(states, encoding):
             assert bytes(have) == new, t["name"]
             seen += 1
     assert seen > 20
+
+
+def streams(delta):
+    about = json.loads((delta / "delta.json").read_text())
+    return {(f["bucket"], t["name"]): (t["nbytes"], t["xxh3"], t.get("encoding")) for f in about["files"] for t in f["tensors"]}
+
+
+@pytest.mark.parametrize("how", ["alone", "slice"])
+def test_auto_takes_the_shorter_stream(baleen, states, how):
+    xor, ranges, auto = (streams(states / f"{e}-{how}") for e in ("xor", "ranges", "auto"))
+    assert set(auto) == set(xor) == set(ranges) and {e for _, _, e in auto.values()} == {"xor", "ranges"}
+    for key, (n, digest, encoding) in auto.items():
+        want, other = (xor, ranges) if encoding == "xor" else (ranges, xor)
+        assert (n, digest) == want[key][:2] and n <= other[key][0]
+    ranges = sum(e == "ranges" for _, _, e in auto.values())
+    assert f"buckets, auto: xor for {len(auto) - ranges}, ranges for {ranges}\n" in baleen("inspect", states / f"auto-{how}").out
+    assert json.loads(baleen("inspect", states / f"auto-{how}", "--json").out)["ranges_tensors"] == ranges
 
 
 def test_what_the_receiver_keeps_has_changed(baleen, states, tmp_path):
@@ -239,6 +257,9 @@ def rewrite(delta, change):
 
 LIES = {
     "encoding": (lambda a: a.update(encoding="sum"), "encoding"),
+    "auto without encodings": (lambda a: a.update(encoding="auto"), "encoding"),
+    "an encoding of its own": (lambda a: a["files"][0]["tensors"][0].update(encoding="xor"), "encoding"),
+    "auto of auto": (lambda a: (a.update(encoding="auto"), [t.update(encoding="auto") for f in a["files"] for t in f["tensors"]]), "encoding"),
     "version": (lambda a: a.update(version=2), "version"),
     "key": (lambda a: a.update(extra=1), "unknown key"),
     "target": (lambda a: a.update(target="0" * 32), "state"),
@@ -260,6 +281,13 @@ def test_lies(baleen, states, tmp_path, lie):
     rewrite(delta, change)
     refused(baleen, tmp_path, delta, states / "a-alone", words)
     assert any(words in f["message"] + f.get("tensor", "") for f in findings_of_delta(baleen, delta))
+
+
+def test_the_other_encoding(baleen, states, tmp_path):
+    """Whose streams mean something else, or nothing, is found by what comes out."""
+    delta = delta_copy(states, tmp_path, "auto")
+    rewrite(delta, lambda a: [t.update(encoding="ranges") for f in a["files"] for t in f["tensors"]])
+    refused(baleen, tmp_path, delta, states / "a-alone", "")
 
 
 def test_claims_about_a_stream(baleen, states, tmp_path):
