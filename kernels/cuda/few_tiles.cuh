@@ -6,7 +6,7 @@
 
 namespace bl {
 
-enum { TOKENS = BL_CUDA_FEW };
+enum { ROWS = 16 /* of a tile */, TOKENS = BL_CUDA_FEW };
 
 struct few_tile {
     const uint8_t *codes, *scale;
@@ -25,17 +25,17 @@ struct few_weight {
     int64_t rows, ld;
 };
 
-/* Which tiles of so many rows there are: of one weight, by groups of its rows, or of two weights for the same x. */
+/* Which tiles there are: of one weight, by groups of its rows, or of two weights for the same x. */
 struct dense_tiles {
     few_weight w, also;
     const uint16_t *x;
     int64_t cols, row0, x_step, row_step, y_step;
-    int tokens, tile_rows, tiles, groups, more; /* tiles of a group; tiles of the second weight */
+    int tokens, tiles, groups, more; /* tiles of a group; tiles of the second weight */
     __device__ __forceinline__ int count(void) const { return tiles * groups + more; }
     template <bl_weight_kind KIND> __device__ __forceinline__ few_tile at(int i) const
     {
         const bool second = i >= tiles * groups;
-        const int64_t group = second ? 0 : i / tiles, in = (int64_t)(second ? i - tiles * groups : i % tiles) * tile_rows;
+        const int64_t group = second ? 0 : i / tiles, in = (int64_t)(second ? i - tiles * groups : i % tiles) * ROWS;
         const int64_t row = row0 + group * row_step + in;
         const few_weight &m = second ? also : w;
         few_tile t;
@@ -44,7 +44,7 @@ struct dense_tiles {
         t.x = x + group * x_step;
         t.y16 = m.y16 ? m.y16 + group * y_step + in : NULL;
         t.y32 = m.y32 ? m.y32 + group * y_step + in : NULL;
-        t.rows = (int)(m.rows - in < tile_rows ? m.rows - in : tile_rows);
+        t.rows = (int)(m.rows - in < ROWS ? m.rows - in : ROWS);
         t.input = (int)group;
         t.tokens = tokens;
         t.ld = (int)m.ld;
@@ -58,7 +58,7 @@ struct expert_tiles {
     const int32_t *units, *unit_count, *token;
     const uint16_t *x;
     uint16_t *y[2];
-    int which[2], weights, tile_rows, tiles;
+    int which[2], weights, tiles;
     int64_t rows, cols;
     bool by_token;
     bool again; /* groups are older than the kernel before */
@@ -67,7 +67,7 @@ struct expert_tiles {
     {
         const int32_t *unit = units + 3 * (i / (tiles * weights));
         const int second = i / tiles % weights, k = second ? which[1] : which[0];
-        const int64_t row = (int64_t)(i % tiles) * tile_rows, slot = unit[1];
+        const int64_t row = (int64_t)(i % tiles) * ROWS, slot = unit[1];
         const bl_cuda_expert *e = experts + unit[0];
         few_tile t;
         t.codes = (const uint8_t *)e->codes[k] + (KIND == BL_W_FP8 ? row * cols : row * cols / 2);
@@ -75,7 +75,7 @@ struct expert_tiles {
         t.x = x;
         t.y16 = (second ? y[1] : y[0]) + slot * rows + row;
         t.y32 = NULL;
-        t.rows = (int)(rows - row < tile_rows ? rows - row : tile_rows);
+        t.rows = (int)(rows - row < ROWS ? rows - row : ROWS);
         t.input = (int)slot;
         t.tokens = unit[2];
         t.ld = (int)rows;

@@ -202,7 +202,11 @@ static void check_products(check *c)
         check_product(c, (bl_weight_kind)k, 392, 64 * (1 + check_below(c, 12)), 260, 32, 832);
     }
     check_product(c, BL_W_FP8, 40, 512, 600, 64, 512);
-    check_product(c, BL_W_FP8, 35, 8192, 8, 0, 8192); /* sums of one round fill the room of two */
+    /* few tokens, and segments for two blocks: one round, an odd one out, several rounds */
+    check_product(c, BL_W_FP8, 35, 8192, 8, 0, 8192);
+    check_product(c, BL_W_FP8, 50, 5376, 1, 32, 5376);
+    check_product(c, BL_W_FP4, 33, 6144, 3, 0, 6144);
+    check_product(c, BL_W_FP8, 16 * 70, 8192, 6, 0, 8192);
     check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 
