@@ -200,6 +200,9 @@ static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)
         BL_TRY(open_kept(j, &po, err));
     }
     BL_TRY(bl_plan_make(j->source, &j->binding, &po, &j->arena, &j->plan, err));
+    if (po.link && !j->plan.action_count[BL_ACT_LINK] && j->o->note) {
+        j->o->note("nothing is linked: no rank has an Engram table as a file of the source holds it, whole");
+    }
     if (po.target == BL_TO_RELEASED) {
         BL_TRY(open_hints(j, err));
     }

@@ -27,7 +27,7 @@ def table_files(source):
 def test_linked_files(baleen, source, tmp_path, options):
     out = tmp_path / "p"
     r = baleen("convert", source, out, "--to", "packed", "--link", *options, "--json")
-    assert r.rc == 0, r.err
+    assert r.rc == 0 and r.err == "", r.err
     j = json.loads(r.out)
     linked = [p for p in out.glob("rank-*/*.safetensors") if os.stat(p).st_nlink > 1]
     assert {p.name for p in linked} == table_files(source)
@@ -73,6 +73,7 @@ def test_links_of_a_cache_lead_to_the_file(baleen, source, tmp_path):
 
 def test_what_is_cut_is_not_linked(baleen, source, tmp_path):
     r = baleen("convert", source, tmp_path / "p", "--to", "packed", "--ep", 2, "--link", "--json")
+    assert "note: nothing is linked: no rank has an Engram table" in r.err and r.err.count("\n") == 1
     assert r.rc == 0 and json.loads(r.out)["linked_files"] == 0
     assert baleen("verify", tmp_path / "p", "--against", source).rc == 0
 
