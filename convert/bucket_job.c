@@ -246,7 +246,7 @@ bl_status bl_bucket_job_stream(bl_bucket_job *b, const bl_bucket_pass *pass, bl_
     bl_status s = bl_producer_open(&j->producer, j->source, &j->binding, &j->plan, j->source->rank_count > 0, j->o->cpu, &j->arena, err);
     s = s == BL_OK ? bl_job_expect(j, err) : s;
     s = s == BL_OK ? bl_job_pass(j, false, produce, in_order, err) : s;
-    s = s == BL_OK && j->source->archive ? bl_archive_finish(j->source->archive, err) : s;
+    s = s == BL_OK ? bl_producer_prove(&j->producer, err) : s;
     s = s == BL_OK ? bl_job_recorded(j, err) : s;
     s = s == BL_OK ? finish(b, err) : s;
     bl_producer_close(&j->producer);

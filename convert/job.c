@@ -294,7 +294,7 @@ bl_status bl_job_stream(bl_job *j, bl_error *err)
     BL_TRY(j->archive ? BL_OK : bl_job_prove(j, err));
     BL_TRY(bl_job_expect(j, err));
     BL_TRY(bl_job_pass(j, false, make_tile, finish_tile, err));
-    BL_TRY(j->source->archive ? bl_archive_finish(j->source->archive, err) : BL_OK);
+    BL_TRY(bl_producer_prove(&j->producer, err));
     for (size_t i = 0; !j->o->no_sha256 && i < j->plan.file_count; i++) {
         BL_TRY(bl_job_sum(j, j->plan.files[i].name, j->files[i].digest, err));
     }

@@ -57,9 +57,21 @@ bl_status bl_producer_open(bl_producer *p, const bl_checkpoint *source, const bl
 {
     *p = (bl_producer){.plan = plan, .digest = digest};
     BL_TRY(bl_values_open(&p->values, source, binding, cpu, arena, err));
+    for (size_t i = 0; i < source->file_count; i++) {
+        BL_TRY(bl_reader_watch(p->values.readers[i], err));
+    }
     p->scratch = BL_READ_ROOM(BL_IO_ALIGN) + bl_values_scratch(&p->values, 0);
     p->scratch_ratio = 16 + BL_VALUES_SCRATCH_RATIO;
     return open_parts(p, arena, err);
+}
+
+bl_status bl_producer_prove(bl_producer *p, bl_error *err)
+{
+    const bl_checkpoint *source = p->values.source;
+    for (size_t i = 0; i < source->file_count; i++) {
+        BL_TRY(bl_reader_prove(p->values.readers[i], err));
+    }
+    return source->archive ? bl_archive_finish(source->archive, err) : BL_OK;
 }
 
 void bl_producer_encode(bl_producer *p, bl_encoder *e)

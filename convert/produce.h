@@ -33,6 +33,9 @@ typedef struct bl_producer {
 bl_status bl_producer_open(bl_producer *p, const bl_checkpoint *source, const bl_binding *binding, const bl_plan *plan,
                            bool digest, unsigned cpu, bl_arena *arena, bl_error *err);
 void bl_producer_close(bl_producer *p);
+/* After the last tile: hear of damage that the source's archive knows of. Files that lie in it as they are, and are wanted for at least half, are
+ * read to the end for that. BL_E_INPUT, naming the file. */
+bl_status bl_producer_prove(bl_producer *p, bl_error *err);
 
 /* Take over e for the plan's encoded tensors; bl_producer_close destroys it. */
 void bl_producer_encode(bl_producer *p, bl_encoder *e);

@@ -1,5 +1,7 @@
 #include "verify/reader.h"
 
+#include "verify/cover.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -13,6 +15,7 @@ struct bl_reader {
     int direct;              /* second descriptor, past the cache; -1 = none */
     _Atomic bool ask_cache;  /* RWF_NOWAIT works here */
     _Atomic bool use_direct;
+    bl_cover *cover; /* NULL: nobody wants to know of its CRC-32 */
 };
 
 bl_status bl_reader_open(bl_reader **out, bl_file *f, bl_error *err)
@@ -37,6 +40,7 @@ void bl_reader_close(bl_reader **rp)
         if (r->direct >= 0) {
             close(r->direct);
         }
+        bl_cover_destroy(&r->cover);
         bl_file_close(&r->file);
         free(r);
         *rp = NULL;
@@ -101,24 +105,44 @@ static bl_status read_uncached(bl_reader *r, uint8_t *place, uint64_t n, uint64_
     return BL_OK;
 }
 
+bl_status bl_reader_watch(bl_reader *r, bl_error *err)
+{
+    uint32_t crc;
+    return !r->cover && bl_file_crc32(r->file, &crc) ? bl_cover_create(&r->cover, err) : BL_OK;
+}
+
+bl_status bl_reader_prove(bl_reader *r, bl_error *err)
+{
+    return r->cover ? bl_cover_prove(r->cover, r->file, err) : BL_OK;
+}
+
+static void seen(bl_reader *r, const uint8_t *data, uint64_t n, uint64_t offset)
+{
+    if (r->cover) {
+        (void)bl_cover_add(r->cover, data, n, offset); /* what it has no room for is read again */
+    }
+}
+
 bl_status bl_reader_read(bl_reader *r, uint8_t *buf, uint64_t n, uint64_t offset, const uint8_t **data, bl_error *err)
 {
     uint8_t *dst = buf + offset % BL_IO_ALIGN;
     *data = dst;
     BL_TRY(bl_file_wait(r->file, offset, n, err));
     uint64_t got = read_cached(r, dst, n, offset);
-    return got == n ? BL_OK : read_uncached(r, dst + got, n - got, offset + got, err);
+    BL_TRY(got == n ? BL_OK : read_uncached(r, dst + got, n - got, offset + got, err));
+    seen(r, dst, n, offset);
+    return BL_OK;
 }
 
 bl_status bl_reader_copy(bl_reader *r, uint8_t *dst, uint8_t *buf, uint64_t n, uint64_t offset, bl_error *err)
 {
     BL_TRY(bl_file_wait(r->file, offset, n, err));
     uint64_t got = read_cached(r, dst, n, offset);
-    if (got == n) {
-        return BL_OK;
+    if (got < n) {
+        uint8_t *place = buf + (offset + got) % BL_IO_ALIGN;
+        BL_TRY(read_uncached(r, place, n - got, offset + got, err));
+        memcpy(dst + got, place, n - got);
     }
-    uint8_t *place = buf + (offset + got) % BL_IO_ALIGN;
-    BL_TRY(read_uncached(r, place, n - got, offset + got, err));
-    memcpy(dst + got, place, n - got);
+    seen(r, dst, n, offset);
     return BL_OK;
 }

@@ -21,6 +21,11 @@ typedef struct bl_reader bl_reader;
 bl_status bl_reader_open(bl_reader **out, bl_file *f, bl_error *err);
 void bl_reader_close(bl_reader **r);
 
+/* Before anything is read: take the CRC-32 of what is, where an archive has one of the file. */
+bl_status bl_reader_watch(bl_reader *r, bl_error *err);
+/* When all was read: where that was at least half of a file that is watched, read the rest and compare. BL_E_INPUT: it is damaged. */
+bl_status bl_reader_prove(bl_reader *r, bl_error *err);
+
 /* Read n bytes at offset into buf (aligned to BL_IO_ALIGN, BL_READ_ROOM(n) bytes); *data points at the first one, inside buf,
  * congruent to offset modulo BL_IO_ALIGN. Errors as bl_file_read. */
 bl_status bl_reader_read(bl_reader *r, uint8_t *buf, uint64_t n, uint64_t offset, const uint8_t **data, bl_error *err);

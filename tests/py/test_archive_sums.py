@@ -11,6 +11,7 @@ import zlib
 
 import pytest
 
+import ckpt
 from conftest import DEMO, run
 from test_odd_folders import archived, one_line
 
@@ -97,6 +98,38 @@ def test_a_flipped_bit_in_a_stored_zip(nano, tmp_path, make):
     assert r.rc == 1 and receipt["files_crc32"] == 1
     (f,) = receipt["findings"]
     assert (f["level"], f["file"], f["end"]) == (3, f"{path}/{SHARD}", size) and "CRC-32 differs" in f["message"]
+
+
+def flipped(nano, path, name, at=9):
+    """nano in a stored zip, with a bit of a tensor's data changed."""
+    zipped(nano, path)
+    raw, (file, t, base) = path.read_bytes(), next((f, h[name], b) for f in sorted(nano.glob("*.safetensors")) for h, b, _ in [ckpt.header(f)]
+                                                 if name in h)
+    flip(path, raw.index(file.read_bytes()) + base + t["data_offsets"][0] + at)
+    return f"{path}/{file.name}: its CRC-32 differs"
+
+
+WANTED, DROPPED = "layers.2.ffn.experts.1.w2.weight", "mtp.0.ffn.experts.1.w1.weight"
+
+
+@pytest.mark.parametrize("args", [["--to", "bf16"], ["--to", "bf16", "--jobs", "7"], ["--to", "released"], ["--to", "packed"],
+                                  ["--to", "packed", "--tp", "2", "--ep", "4", "--pp", "2"]], ids=str)
+@pytest.mark.parametrize("name", [WANTED, DROPPED])
+def test_a_stored_zip_is_proven_by_what_reads_it(nano, tmp_path, args, name):
+    """Read in any order, in parts, by several threads: also where the damage is in what is not wanted."""
+    path = tmp_path / "c.zip"
+    says = flipped(nano, path, name)
+    one_line(run("baleen", "convert", path, tmp_path / "out", *args), 3, says)
+    assert not (tmp_path / "out").exists()
+    zipped(nano, path)
+    assert run("baleen", "convert", path, tmp_path / "out", *args).rc == 0
+
+
+def test_buckets_of_a_stored_zip(nano, tmp_path):
+    path = tmp_path / "c.zip"
+    says = flipped(nano, path, WANTED)
+    one_line(run("baleen", "bucket", path, tmp_path / "out"), 3, says)
+    assert run("baleen", "convert", path, tmp_path / "out", "--to", "bf16", "--layers", "6").rc == 0  # little of each file
 
 
 def test_sha256_says_more_than_crc32(nano, tmp_path):
