@@ -26,6 +26,7 @@ static void print_item(const bl_survey_item *i)
     case BL_ODD_ZERO_ROWS:
     case BL_ODD_CONSTANT_ROWS:
     case BL_ODD_REPEATED_ROWS:
+    case BL_ODD_UNSCALED:
         printf("%" PRIu64 " of %" PRIu64 ", the first is row %" PRIu64 "\n", i->count, i->of, i->row);
         break;
     case BL_ODD_EQUAL:

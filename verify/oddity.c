@@ -95,6 +95,34 @@ static void look_at_rows(const bl_weight *w, uint64_t first, uint64_t rows, cons
     }
 }
 
+/* Integers, the experts of tokens: of interest where there are none but zeros. */
+static void look_at_integers(const bl_weight *w, uint64_t first, uint64_t rows, const uint8_t *data, bl_odd_count *out)
+{
+    uint64_t n = bl_weight_row_bytes(w);
+    for (uint64_t r = 0; r < rows; r++, data += n) {
+        if (is_zero(data, n, UINT64_MAX)) {
+            note(&out[BL_ODD_ZERO_ROWS], first + r);
+        }
+    }
+}
+
+/* Are n BF16 values all e4m3 codes, with the largest of them? A cast has a scale's powers of two in them. */
+static bool looks_unscaled(const uint8_t *data, uint64_t n)
+{
+    enum { FRACTION = 0xf, LEAST = 0x3b00, MOST = 0x43e0 }; /* below e4m3's three bits; 2^-9; 448 */
+    unsigned most = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint16_t v;
+        memcpy(&v, data + 2 * i, 2);
+        v &= 0x7fff;
+        if (v && ((v & FRACTION) || v < LEAST || v > MOST)) {
+            return false;
+        }
+        most = v > most ? v : most;
+    }
+    return most == MOST;
+}
+
 /* ---- magnitudes */
 
 /* Element i without its sign, as the upper half of a float32. */
@@ -205,6 +233,11 @@ static void look_at_group(const bl_weight *w, bool scale, uint64_t first, uint64
     }
     if (bl_odd_has_rows(w)) {
         look_at_rows(w, first / bl_weight_cols(w), n / row, data, out);
+        if (w->form == BL_FORM_BF16 && looks_unscaled(data, n / 2)) {
+            bl_odd_add(&out[BL_ODD_UNSCALED], (bl_odd_count){n / row, first / bl_weight_cols(w)});
+        }
+    } else if (w->form == BL_FORM_OTHER && w->slot->ndim > 1) {
+        look_at_integers(w, first / bl_weight_cols(w), n / row, data, out);
     }
     if (w->form == BL_FORM_BF16 || w->form == BL_FORM_F32) {
         bool f32 = w->form == BL_FORM_F32;

@@ -20,6 +20,7 @@ typedef enum bl_oddity {
     BL_ODD_SCALE_ENDS,    /* scale bytes 0 and 254 */
     BL_ODD_SCALE_FAR,     /* scales 2^BL_ODD_SCALE_ABOVE above or 2^BL_ODD_SCALE_BELOW below the median of their group */
     BL_ODD_LARGE,         /* values 2^BL_ODD_LARGE_ABOVE times the median magnitude of their group */
+    BL_ODD_UNSCALED,      /* rows of BF16 values that all are e4m3 codes, the largest 448: codes taken for values, their scale left out */
     BL_ODD_EQUAL,         /* two weights with the same codes */
     BL_ODDITIES
 } bl_oddity;

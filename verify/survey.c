@@ -34,6 +34,7 @@ const char *bl_oddity_name(bl_oddity kind)
                                                    "scale bytes 0 or 254",
                                                    "scales far from their neighbours",
                                                    "values far above the others",
+                                                   "fp8 codes without their scale",
                                                    "the same codes as another weight"};
     return names[kind];
 }
@@ -80,7 +81,7 @@ static bool is_scale_kind(int kind)
 
 static bool is_row_kind(int kind)
 {
-    return (kind >= BL_ODD_EMPTY && kind <= BL_ODD_REPEATED_ROWS) || kind == BL_ODD_EQUAL;
+    return (kind >= BL_ODD_EMPTY && kind <= BL_ODD_REPEATED_ROWS) || kind == BL_ODD_UNSCALED || kind == BL_ODD_EQUAL;
 }
 
 /* Has it a row for every token, or n-gram of tokens: embeddings, Engram tables, heads? */
@@ -96,6 +97,9 @@ static void excuse(const bl_weight *w, record *r)
     if (r->odd[BL_ODD_ZERO_ROWS].count == rows && rows) {
         r->odd[BL_ODD_EMPTY] = r->odd[BL_ODD_ZERO_ROWS];
         r->odd[BL_ODD_ZERO_ROWS].count = 0;
+    }
+    if (w->form == BL_FORM_OTHER) {
+        r->odd[BL_ODD_ZERO_ROWS].count = 0; /* a token may well have expert 0 alone */
     }
     for (int k = BL_ODD_ZERO_ROWS; k <= BL_ODD_REPEATED_ROWS && has_token_rows(w); k++) {
         r->odd[k].count = r->odd[k].count < rows / FEW ? 0 : r->odd[k].count;

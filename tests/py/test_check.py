@@ -148,6 +148,33 @@ def test_unused_tokens_are_no_fault(baleen, demo, tmp_path):
     assert [(i["weight"], i["kind"], i["class"]) for i in j["items"]] == [(name, "all-zero rows", "Engram tables")]
 
 
+def test_codes_that_lost_their_scale(baleen, demo, tmp_path):
+    """A cast that takes e4m3 codes for values: each of them is legal, and the largest is 448."""
+    name, items = DENSE + ".weight", {n: t for n, t in demo.items() if n != DENSE + ".scale"}
+    dtype, shape, data = demo[name]
+    values = ckpt.E4M3[np.frombuffer(data, np.uint8)]
+    assert np.abs(values).max() == 448
+    for scale, found in ((1, ["fp8 codes without their scale"]), (2.0 ** -9, [])):
+        items[name] = ("BF16", shape, ((values * np.float32(scale)).view(np.uint32) >> 16).astype(np.uint16).tobytes())
+        j = check(baleen, ckpt.write_folder(tmp_path / str(scale), items, DEMO))
+        assert [i["what"] for i in j["items"]] == found
+        assert all(i["weight"] == name and i["count"] % 32 == 0 for i in j["items"])
+
+
+@pytest.mark.parametrize("rows, clean", [(64, False), (63, True)])
+def test_tokens_without_experts(baleen, tmp_path, rows, clean):
+    """A table of integers that is all zero was never sent; rows of zeros may be."""
+    items, config = gens.v4()
+    name = "layers.0.ffn.gate.tid2eid"
+    dtype, shape, data = items[name]
+    table = np.frombuffer(data, np.int64).reshape(shape).copy()
+    table[:rows] = 0
+    table[rows:] = 1
+    items[name] = (dtype, shape, table.tobytes())
+    j = check(baleen, gens.write(tmp_path / "m", items, config))
+    assert [(i["weight"], i["what"]) for i in j["items"]] == ([] if clean else [(name, "all zero")])
+
+
 def test_zero_blocks_are_no_fault(baleen, demo, tmp_path):
     """Byte 1 is what the released quantisers give a block of zeros."""
     def most(a):
