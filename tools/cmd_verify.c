@@ -13,7 +13,7 @@ static const char details[] =
     "levels, each including the ones before:\n"
     "  0  names: every tensor in exactly the file that the index or manifest says, nothing missing, doubled or stray\n"
     "  1  structure: strict safetensors headers, sizes, manifests that agree with the files\n"
-    "  2  semantic: tensors against the config, scales, NaN codes, infinities\n"
+    "  2  semantic: tensors and manifests against the config, scales, NaN codes, infinities\n"
     "  3  content: SHA-256 of every file with a recorded one (SHA256SUMS, Hugging Face cache), CRC-32 of others in a .zip, every\n"
     "     8 MiB chunk of a packed model, every tensor of weight-sync buckets\n"
     "  4  trust: with --key PUB, and before anything else: SHA256SUMS.sig is the Ed25519 signature of SHA256SUMS, which must list\n"
