@@ -108,7 +108,7 @@ static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t 
 /* Window rows in the launch between the projections; what else it makes is held against launches of their own. */
 static void check_between(check *c, const bl_cuda_window *rows)
 {
-    const int64_t T = rows->t->tokens, n = 32 * (1 + check_below(c, 60)), D = 64 * (1 + check_below(c, 30));
+    const int64_t T = rows->t->tokens, n = 32 * (1 + check_below(c, 60)), D = 8 * (1 + check_below(c, 240));
     const int64_t parts = (4 * D + BL_DOT_SEGMENT - 1) / BL_DOT_SEGMENT * T * 24;
     uint16_t *y[4];
     float *sums[2];

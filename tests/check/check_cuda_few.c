@@ -44,21 +44,22 @@ static void check_two(check *c, bl_weight_kind kind, int64_t first, int64_t seco
     gpu_case_end();
 }
 
-/* The router's product beside the parts of the mixing's. */
-static void check_with_parts(check *c, int64_t rows, int64_t cols, int64_t mixed, int64_t T)
+/* The router's product beside the parts of the mixing's, all in float32. */
+static void check_with_parts(check *c, int64_t rows, int64_t cols, int64_t mixes, int64_t mixed, int64_t T)
 {
-    enum { MIX = 24 };
-    check_case(c, "product with parts rows=%lld cols=%lld, %lld tokens=%lld", (long long)rows, (long long)cols, (long long)mixed,
-               (long long)T);
-    const size_t bytes = (size_t)(mixed / BL_DOT_SEGMENT * T * MIX) * 4;
-    bl_cuda_product p = product_of(gpu_weight(c, BL_W_BF16, rows, cols), gpu_rows(c, T, cols), T);
-    const bl_cuda_product q = product_of(gpu_weight(c, BL_W_F32, MIX, mixed), gpu_rows(c, T, mixed), T);
+    check_case(c, "product with parts rows=%lld cols=%lld, %lld of %lld tokens=%lld", (long long)rows, (long long)cols, (long long)mixes,
+               (long long)mixed, (long long)T);
+    const size_t bytes = (size_t)(mixed / BL_DOT_SEGMENT * T * mixes) * 4, sums = (size_t)(T * rows) * 4;
+    bl_cuda_product p = product_of(gpu_weight(c, BL_W_BF16, rows, cols), gpu_rows(c, T, cols), T), single = p;
+    const bl_cuda_product q = product_of(gpu_weight(c, BL_W_F32, mixes, mixed), gpu_rows(c, T, mixed), T);
     float *parts = gpu_buffer(bytes), *want = gpu_buffer(bytes);
-    p.y16 = gpu_buffer((size_t)(T * rows) * 2);
+    p.y32 = gpu_buffer(sums);
+    single.y32 = gpu_buffer(sums);
     check_int(c, "in one launch", bl_cuda_multiply_with_parts(0, &p, &q, parts), 1);
+    bl_cuda_multiply(0, &single);
     bl_cuda_multiply_parts(0, &q, want);
-    check_f32(c, "parts", gpu_result(c, parts, bytes), gpu_result(c, want, bytes), mixed / BL_DOT_SEGMENT, T * MIX);
-    compare(c, "product", &p);
+    check_f32(c, "parts", gpu_result(c, parts, bytes), gpu_result(c, want, bytes), mixed / BL_DOT_SEGMENT, T * mixes);
+    check_f32(c, "product", gpu_result(c, p.y32, sums), gpu_result(c, single.y32, sums), T, rows);
     gpu_case_end();
 }
 
@@ -122,8 +123,9 @@ void check_cuda_few(check *c)
     for (int64_t T = 1; T <= 8; T += T < 3 ? 1 : 5) {
         check_two(c, BL_W_FP8, 1280, 512, 5120, T);
         check_two(c, BL_W_FP4, 50, 33, 512, T);
-        check_with_parts(c, 100, 1024, 2048, T);
-        check_with_parts(c, 384, 5120, 20480, T);
+        check_with_parts(c, 100, 1024, 21, 2048, T);
+        check_with_parts(c, 7, 5408, 9, 256, T); /* more segments than at once, the last one ragged */
+        check_with_parts(c, 384, 5120, 24, 20480, T);
         check_joined(c, 160, 512, T, false);
         check_joined(c, 2304, 5120, T, false);
         check_joined(c, 5120, 2304, T, true);
