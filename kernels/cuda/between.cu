@@ -1,7 +1,7 @@
 /* Between attention's projections down and up, for a few tokens: queries' norms, window rows, and segments of the mixing's products, which
  * nothing waits for so soon, in one launch. */
+#include "kernels/cuda/held.cuh"
 #include "kernels/cuda/norm.cuh"
-#include "kernels/cuda/segments.cuh"
 #include "kernels/cuda/window.cuh"
 
 namespace bl {
@@ -15,14 +15,14 @@ struct norm_args {
     float eps;
 };
 
-/* A block for each token's queries, then for each window row, then for eight segments of the products each. */
+/* A block for each token's queries, then for each window row, then for some segments of the products each. */
 __global__ void __launch_bounds__(THREADS) between_kernel(norm_args q, window_args window, dense_args dots, float *parts)
 {
     extern __shared__ __align__(16) uint16_t shared[]; /* [2][n] */
-    const int tokens = (int)window.tables.tokens, at = (int)blockIdx.x;
+    const int tokens = (int)window.tables.tokens, at = (int)blockIdx.x, warp = (int)threadIdx.x / WARP;
     if (at < tokens) norm_new_row<THREADS>(q.y + at * q.n, q.rounded + at * q.n, q.x + at * q.n, q.w, q.n, q.eps, shared);
     else if (at < 2 * tokens) make_window_row(window, at - tokens);
-    else part_of(dots, parts, (at - 2 * tokens) * (THREADS / WARP) + (int)threadIdx.x / WARP);
+    else if (warp < PART_WARPS) part_of(dots, parts, (at - 2 * tokens) * PART_WARPS + warp);
 }
 
 } // namespace bl
@@ -33,8 +33,7 @@ void bl_cuda_prepare_attention(bl_cuda_stream s, const bl_cuda_between *b)
 {
     const norm_args q = {b->y, b->rounded, b->x, b->norm, b->n, b->eps};
     const dense_args dots = b->dots ? dense_of(b->dots) : dense_args{};
-    const int64_t units = b->dots ? blocks_of(dots.rows, ROWS) * (int64_t)blocks_of(dots.w.cols, SEGMENT) : 0;
-    const dim3 grid((unsigned)(2 * b->window.t->tokens) + blocks_of(units, THREADS / WARP));
+    const dim3 grid((unsigned)(2 * b->window.t->tokens) + (b->dots ? part_blocks(dots.rows, dots.w.cols) : 0));
     cudaFuncSetAttribute(between_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(b->n * 4));
     launch_early(true, s, grid, THREADS, b->n * 4, between_kernel, q, args_of(&b->window), dots, b->parts);
 }

@@ -2,6 +2,7 @@
  * weight and up to 32 tokens; its warps take segments of K in turn, straight from global memory into tensor core fragments, and
  * the block adds the segments' sums ascending. Nothing of that depends on how many tokens there are. */
 #include "kernels/cuda/few.h"
+#include "kernels/cuda/held.cuh"
 #include "kernels/cuda/segments.cuh"
 #include "kernels/cuda/sm90/many.h"
 
@@ -10,7 +11,8 @@ namespace bl {
 enum {
     MANY = 5,  /* warps of a block where there are many blocks: K of 1280, 2304 and 5120 leave few of them idle */
     FEW = 20,  /* where there are few: a segment of K = 5120 for each */
-    FEW_BLOCKS = 200
+    FEW_BLOCKS = 200,
+    BESIDE = 10 /* with parts beside: two segments of K = 5120 for each, whose weights are in registers */
 };
 
 /* One step with each of the token tiles; k is the thread's first element. */
@@ -198,6 +200,23 @@ __device__ __forceinline__ void dense_tile(const dense_args &p, int64_t row, int
     }
 }
 
+/* Has a warp's segment of a tile's rows, each of `bytes` bytes, brought to the L2 cache. */
+__device__ __forceinline__ void call_in(const weight_rows &w, int64_t at, int bytes)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        for (int i = threadIdx.x % 4 * 128; w.codes[h] && i < bytes; i += 4 * 128)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.codes[h] + at + i));
+}
+
+template <bl_weight_kind KIND> __device__ __forceinline__ void call_segment(const dense_args &p, int64_t row, int64_t segment)
+{
+    const int64_t from = segment * SEGMENT, left = p.w.cols - from;
+    if (left <= 0) return;
+    const weight_rows w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
+    call_in(w, row_bytes(KIND, from), (int)row_bytes(KIND, left < SEGMENT ? left : SEGMENT));
+}
+
 template <bl_weight_kind KIND, int NT, int W> __global__ void __launch_bounds__(W * WARP) dense_kernel(dense_args p)
 {
     if (NT == 1) call_segment<KIND>(p, (int64_t)blockIdx.x * ROWS + blockIdx.z * p.row_step, threadIdx.x / WARP);
@@ -210,17 +229,12 @@ template <int NT> __global__ void __launch_bounds__(WARP) parts_kernel(dense_arg
     segment_parts<NT>(p, parts, (int64_t)blockIdx.x * ROWS, (int64_t)blockIdx.y * NT * 8, blockIdx.z);
 }
 
-/* A tile of p for each of the first blocks, a segment of q for each warp of the others. */
-__global__ void __launch_bounds__(FEW *WARP) with_parts_kernel(dense_args p, dense_args q, float *parts, int tiles)
+/* A tile of p for each of the first blocks, segments of q for the others. */
+__global__ void __launch_bounds__(BESIDE *WARP) with_parts_kernel(dense_args p, dense_args q, float *parts, int tiles)
 {
     const int warp = (int)threadIdx.x / WARP;
-    if ((int)blockIdx.x >= tiles) {
-        part_of(q, parts, ((int)blockIdx.x - tiles) * FEW + warp);
-        return;
-    }
-    call_segment<BL_W_BF16>(p, (int64_t)blockIdx.x * ROWS, warp);
-    take_over();
-    dense_tile<BL_W_BF16, 1, FEW>(p, (int64_t)blockIdx.x * ROWS, 0, 0);
+    if ((int)blockIdx.x < tiles) held_tile<BESIDE>(p, (int64_t)blockIdx.x * HELD_ROWS);
+    else if (warp < PART_WARPS) part_of(q, parts, ((int)blockIdx.x - tiles) * PART_WARPS + warp);
 }
 
 struct expert_args {
@@ -313,11 +327,11 @@ void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *p
 
 bool bl_cuda_multiply_with_parts(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q, float *parts)
 {
-    if (p->tokens != q->tokens || tiles_for(p->tokens) > 1 || p->w.kind != BL_W_BF16 || q->w.kind != BL_W_F32 || p->groups > 1 ||
-        p->row0 > 0 || q->row0 > 0 || p->w.cols % 32 || q->w.cols % SEGMENT)
+    if (p->tokens < 1 || p->tokens != q->tokens || tiles_for(p->tokens) > 1 || p->w.kind != BL_W_BF16 || q->w.kind != BL_W_F32 ||
+        p->groups > 1 || p->row0 > 0 || q->row0 > 0 || p->w.cols % 32 || q->w.cols % SEGMENT)
         return false;
-    const int64_t tiles = blocks_of(p->rows, ROWS), units = blocks_of(q->rows, ROWS) * (q->w.cols / SEGMENT);
-    launch_early(true, s, dim3((unsigned)(tiles + blocks_of(units, FEW))), FEW * WARP, 0, with_parts_kernel, dense_of(p), dense_of(q),
+    const unsigned tiles = blocks_of(p->rows, HELD_ROWS);
+    launch_early(true, s, dim3(tiles + part_blocks(q->rows, q->w.cols)), BESIDE * WARP, 0, with_parts_kernel, dense_of(p), dense_of(q),
                  parts, (int)tiles);
     return true;
 }

@@ -118,34 +118,6 @@ __device__ __forceinline__ void segment_parts(const dense_args &p, float *parts,
         }
 }
 
-/* Has a warp's segment of a tile's rows, each of `bytes` bytes, brought to the L2 cache. */
-__device__ __forceinline__ void call_in(const weight_rows &w, int64_t at, int bytes)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        for (int i = threadIdx.x % 4 * 128; w.codes[h] && i < bytes; i += 4 * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.codes[h] + at + i));
-}
-
-template <bl_weight_kind KIND> __device__ __forceinline__ void call_segment(const dense_args &p, int64_t row, int64_t segment)
-{
-    const int64_t from = segment * SEGMENT, left = p.w.cols - from;
-    if (left <= 0) return;
-    const weight_rows w = tile_rows<KIND>((const uint8_t *)p.w.codes, p.w.scale, p.w.cols, p.row0 + row, p.row0 + p.rows);
-    call_in(w, row_bytes(KIND, from), (int)row_bytes(KIND, left < SEGMENT ? left : SEGMENT));
-}
-
-/* Segments of rows of up to eight tokens, a warp each: number `unit` of ceil(rows / ROWS) * ceil(cols / SEGMENT), or none beyond. Waits for
- * the kernel before when the weights are on their way. */
-__device__ __forceinline__ void part_of(const dense_args &p, float *parts, int unit)
-{
-    const int across = (int)((p.rows + ROWS - 1) / ROWS);
-    const int64_t row = unit % across * ROWS, segment = unit / across;
-    call_segment<BL_W_F32>(p, row, segment);
-    take_over();
-    if (segment * SEGMENT < p.w.cols) segment_parts<1>(p, parts, row, 0, segment);
-}
-
 } // namespace bl
 
 #endif
