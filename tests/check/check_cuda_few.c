@@ -130,5 +130,6 @@ void check_cuda_few(check *c)
         check_joined(c, 2304, 5120, T, false);
         check_joined(c, 5120, 2304, T, true);
     }
+    check_joined(c, 16 * 900, 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
     check_two(c, BL_W_FP8, 64, 32, 512, 9); /* one after the other */
 }
