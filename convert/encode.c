@@ -181,8 +181,8 @@ static bl_status not_finite(const work *w, const bl_stripe *s, uint64_t row, bl_
     const bl_tensor *t;
     int64_t at = place_of(&w->source, row + i / s->cols, i % s->cols, &t);
     return bl_fail(err, BL_E_INPUT, bl_checkpoint_file(w->e->values->source, t)->path, t->name, at,
-                   "the value at [%llu, %llu] of '%s' is %s (bf16 0x%04x): no code stands for it", (unsigned long long)(row + i / s->cols),
-                   (unsigned long long)(i % s->cols), s->w->slot->name, (s->x[i] & 0x7fff) > 0x7f80 ? "NaN" : "infinite", s->x[i]);
+                   "the value at [%llu, %llu] is %s (bf16 0x%04x): no code stands for it", (unsigned long long)(row + i / s->cols),
+                   (unsigned long long)(i % s->cols), (s->x[i] & 0x7fff) > 0x7f80 ? "NaN" : "infinite", s->x[i]);
 }
 
 /* Name the first block of the stripe, whose first row is row, that is not the same under any one scale. */

@@ -37,12 +37,12 @@ static const char details[] =
     "SRC may be a .tar, .tar.gz, .tar.zst, .tar.xz or .zip. Weights that are not compressed are read in place; in a .zip they are\n"
     "held against their CRC, in files of which at least half is wanted. Others are unpacked into a nameless file beside DST, all at\n"
     "once up to --spill and a quarter of the free space; a larger archive is read twice, first for headers.\n"
-    "A DST called .tar, .tar.gz, .tar.zst or .zip is an archive: written in one pass, the same bytes for the same job, no --resume.\n"
-    "DST appears complete or not at all; it must not exist or be an empty folder, no link. It is made in DST.partial, which is\n"
-    "removed on failure. With --resume it stays once a file is finished, and the next run with equal options goes on from those\n"
-    "that it finds finished, once their digests prove them; what was made from a file of SRC that has changed since (size,\n"
-    "times) is made again, and a SRC with another config or other headers is refused. Outputs have SHA256SUMS, which\n"
-    "'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
+    "A DST called .tar, .tar.gz (.tgz), .tar.zst (.tzst) or .zip is an archive: written in one pass, the same bytes for the same\n"
+    "job, no --resume. DST appears complete or not at all; it must not exist or be an empty folder, no link. It is made in\n"
+    "DST.partial, which is removed on failure. With --resume it stays once a file is finished, and the next run with equal\n"
+    "options goes on from those that it finds finished, once their digests prove them; what was made from a file of SRC that has\n"
+    "changed since (size, times) is made again, and a SRC with another config or other headers is refused. Outputs have\n"
+    "SHA256SUMS, which 'sha256sum -c' and 'baleen verify' check. A scale for which a weight has no exact BF16 value is refused.\n"
     "--layers keeps the named backbone layers and everything global; the result is marked in config.json as part of a\n"
     "model: verify knows what to expect, it is not served.\n";
 
