@@ -81,8 +81,25 @@ static void test_any_order(void **state)
     free(data);
 }
 
+/* Of which nothing can be read. */
+static void test_empty_file(void **state)
+{
+    const char *path = scratch_path("empty");
+    bl_file *f;
+    bl_cover *c;
+    bl_error e;
+    bl_error_clear(&e);
+    scratch_write(path, "", 0);
+    expect_ok(bl_file_open(&f, path, &e), &e);
+    bl_file_note_crc32(f, 1);
+    expect_ok(bl_cover_create(&c, &e), &e);
+    expect_ok(bl_cover_prove(c, f, &e), &e);
+    bl_cover_destroy(&c);
+    bl_file_close(&f);
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_any_order)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_any_order), cmocka_unit_test(test_empty_file)};
     return cmocka_run_group_tests(tests, scratch_begin, scratch_end);
 }
