@@ -4,7 +4,7 @@ import os
 import pytest
 from conftest import BUILD, run
 
-PROGRAM = BUILD / "tests" / "convert_gpu_stub"
+PROGRAM = BUILD / "tests" / "baleen_gpu_stub"
 NO_DEVICE, OLD_DRIVER, ILLEGAL = 100, 35, 700
 
 
@@ -48,7 +48,7 @@ def test_bytes_on_a_gpu(baleen, source, tmp_path):
 
 
 def stub(source, out, **env):
-    return run(PROGRAM, source, out, "--to", "bf16", "--device", "cuda", env={**os.environ, **env})
+    return run(PROGRAM, "convert", source, out, "--to", "bf16", "--device", "cuda", env={**os.environ, **env})
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="no nvcc: failures of casts on a GPU are NOT tested")

@@ -240,10 +240,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     if (e == cudaSuccess) {
         check_copy(to, from, bytes, kind);
         if (capture) add_node((node){NULL, to, from, bytes});
-        else memcpy(to, from, bytes);
+        else if (kind != cudaMemcpyDeviceToDevice) memcpy(to, from, bytes); /* else what kernels have not made, gigabytes of it */
     }
     pthread_mutex_unlock(&lock);
     return e;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    return cudaMemcpyAsync(to, from, bytes, kind, NULL);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -269,6 +274,13 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
     else if (e == cudaSuccess && value) memset(p, value, bytes); /* it begins as zeros: nothing is touched for them */
     pthread_mutex_unlock(&lock);
     return e;
+}
+
+/* Only benchmarks, gigabytes that nobody reads. */
+cudaError_t cudaMemset(void *p, int value, size_t bytes)
+{
+    (void)value;
+    return cudaMemsetAsync(p, 0, bytes, NULL);
 }
 
 /* ---- device, streams, events: handles are never followed */
@@ -377,6 +389,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     (void)s;
     cuda_stub_seen.waits++;
     return call("cudaStreamSynchronize");
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    cuda_stub_seen.waits++;
+    return call("cudaDeviceSynchronize");
 }
 
 cudaError_t cudaGetLastError(void)
