@@ -35,7 +35,8 @@ typedef enum bl_engram_place {
 
 typedef struct bl_model_options {
     bl_access access;
-    bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL verifies at level 3 first */
+    bl_check check;  /* beyond names, sizes and headers, without which nothing opens: FULL: level 3 of verify/verify.h first. On a
+                        GPU tensors of a packed model are held against their digests while they are loaded, and no code is looked at */
     unsigned cpu;    /* capability mask for kernels; 0 = plain C, ~0u = all this CPU has */
     int threads;     /* <= 0 = all */
     bl_device device;

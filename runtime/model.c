@@ -218,13 +218,13 @@ static void on_finding(void *arg, const bl_finding *f)
     first->seen = true;
 }
 
-/* A GPU's loader holds the bytes of a packed model against their digests itself: its files need not be read twice. */
+/* A GPU's loader holds the tensors of a packed model against their digests itself: they need not be read twice. */
 static bl_status prove(const bl_model *m, const char *path, const bl_model_options *o, bl_error *err)
 {
     first_finding first = {.err = err};
     bl_verify_report report;
     const bool on_the_way = m->plan.device == BL_DEVICE_CUDA && m->checkpoint->kind == BL_SOURCE_PACKED;
-    const bl_verify_options v = {.level = on_the_way ? 1 : 3, .jobs = o->threads, .cpu = o->cpu,
+    const bl_verify_options v = {.level = 3, .weights_elsewhere = on_the_way, .jobs = o->threads, .cpu = o->cpu,
                                  .engram_multipliers = bl_engram_multipliers, .on_finding = on_finding, .arg = &first};
     const bl_status s = bl_verify(path, &v, &report, err);
     return s == BL_E_FINDING ? BL_E_INPUT : s;

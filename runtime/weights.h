@@ -92,7 +92,8 @@ bl_status bl_weights_resolve(bl_weights *out, const bl_checkpoint *c, const bl_s
 /* The same without a checkpoint: kinds as released, handles without tensors. The caller fills in the addresses (benchmarks). */
 bl_status bl_weights_describe(bl_weights *out, const bl_config *c, const bl_shard *shard, bl_error *err);
 /* Map the files, or load them into the backend's memory, and fill in the addresses. Engram tables are always mapped, whatever access
- * says: they are never resident. check: hold what is loaded against the digests that a packed model has. */
+ * says: they are never resident. check: where a backend loads, hold every tensor of the files against the digests that
+ * a packed model has. */
 struct bl_backend;
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bool check, struct bl_backend *b, bl_error *err);
 /* Columns of a matrix as kernels take it: a multiple of 32. */

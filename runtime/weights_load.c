@@ -15,7 +15,7 @@ typedef struct loader {
     bl_weights *w;
     const bl_checkpoint *c;
     bl_backend *b;
-    bl_load *loads; /* [load_count] what goes from files to device memory */
+    bl_load *loads; /* [load_count] what goes from files to device memory, or is only checked */
     size_t load_count;
     bool check;     /* against digests, where there are any */
     bl_error *err;
@@ -208,11 +208,33 @@ static bl_status multiply_qk(loader *l, bl_layer *layer)
     return BL_OK;
 }
 
+static int by_offset(const void *a, const void *b)
+{
+    const bl_load *x = a, *y = b;
+    if (x->file != y->file) return (uintptr_t)x->file < (uintptr_t)y->file ? -1 : 1;
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* Tensors that the text model does not use (drafts, vision) are proven like the others. */
+static bl_status prove_unused(loader *l)
+{
+    const size_t before = l->load_count;
+    bool *used = calloc(l->c->tensor_count + 1, sizeof *used);
+    if (!used) return out_of_memory(l);
+    for (size_t i = 0; i < l->w->handle_count; i++) used[l->w->handles[i].tensor - l->c->tensors] = true;
+    for (size_t i = 0; i < l->c->tensor_count; i++)
+        if (!used[i] && chunks_of(l, &l->c->tensors[i])) add_load(l, &l->c->tensors[i], NULL, false);
+    qsort(l->loads + before, l->load_count - before, sizeof *l->loads, by_offset);
+    free(used);
+    return BL_OK;
+}
+
 static bl_status load_all(loader *l, bl_access access)
 {
     bl_weights *w = l->w;
     BL_TRY(map_files(l, access));
     for (size_t i = 0; i < w->handle_count; i++) BL_TRY(load_handle(l, &w->handles[i]));
+    if (l->b->load && l->check) BL_TRY(prove_unused(l));
     if (l->load_count) BL_TRY(l->b->load(l->b, l->loads, l->load_count, access, l->err));
     for (int i = 0; i < w->layer_count; i++) {
         BL_TRY(pad_columns(l, &w->layers[i].wo_a));
@@ -225,7 +247,7 @@ static bl_status load_all(loader *l, bl_access access)
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bool check, bl_backend *b, bl_error *err)
 {
     loader l = {.w = w, .c = c, .b = b, .check = check, .err = err};
-    if (b->load && !(l.loads = calloc(w->handle_count + 1, sizeof *l.loads))) return out_of_memory(&l);
+    if (b->load && !(l.loads = calloc(w->handle_count + c->tensor_count + 1, sizeof *l.loads))) return out_of_memory(&l);
     const bl_status s = load_all(&l, access);
     free(l.loads);
     return s;

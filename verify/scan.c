@@ -349,7 +349,7 @@ static bl_status run(bl_scanner *x, bl_error *err)
         return nomem(err);
     }
     BL_TRY(bl_scan_index(x, err));
-    BL_TRY(add_files(x, err));
+    BL_TRY(s->skip_weights ? BL_OK : add_files(x, err));
     BL_TRY(add_others(x, err));
     if (x->arrives) {
         bl_arrival_seal(s->c);

@@ -13,6 +13,7 @@ typedef struct bl_scan {
     const bl_binding *binding;     /* NULL: unknown (no config) */
     const bl_witnesses *witnesses; /* NULL: no SHA-256 */
     bl_proven *proven;             /* NULL: no cache. Files that it knows are not read; what is proven is added. Not with values */
+    bool skip_weights;             /* read only what lies beside the weight files */
     bool semantic;                 /* look at the codes, scales and floats */
     bool chunks;                   /* compare chunk digests with the rank manifest */
     bool values;                   /* compute value digests into sums; needs a binding */

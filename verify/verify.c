@@ -140,7 +140,8 @@ static bool hub_knows(const bl_witnesses *w)
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
     int level = f->o->level;
-    s->scan = (bl_scan){.c = s->c, .values = values, .proven = s->proven, .beside = s->beside};
+    const bool elsewhere = f->o->weights_elsewhere && s->c->kind == BL_SOURCE_PACKED;
+    s->scan = (bl_scan){.c = s->c, .values = values, .proven = s->proven, .beside = s->beside, .skip_weights = elsewhere};
     if (s->c->has_config && (level >= 2 || values)) {
         f->level = 2;
         BL_TRY(bl_bind(s->c, &s->arena, bl_finder_problem, f, &s->binding, err));
@@ -157,15 +158,15 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
             bl_find(f, 3, s->c->path, NULL, -1, -1, "has no records of the Hugging Face client: there is nothing to compare with");
         }
         s->scan.witnesses = &s->witnesses;
-        s->scan.chunks = s->c->rank_count > 0;
+        s->scan.chunks = s->c->rank_count > 0 && !elsewhere;
     }
     if (full && level >= 1 && s->c->kind != BL_SOURCE_FILE) {
         f->level = 1;
         BL_TRY(bl_companions_check(s->c->path, bl_finder_problem, f, err));
     }
     BL_TRY(full ? bl_manifest_check(f, s->c, &s->witnesses, err) : BL_OK);
-    s->scan.semantic = full && level >= 2;
-    BL_TRY(s->scan.semantic || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK);
+    s->scan.semantic = full && level >= 2 && !elsewhere;
+    BL_TRY(s->scan.semantic || s->scan.witnesses || values ? bl_scan_run(&s->scan, f, &s->arena, err) : BL_OK);
     return s->c->archive ? bl_archive_finish(s->c->archive, err) : BL_OK;
 }
 

@@ -41,6 +41,9 @@ typedef struct bl_verify_options {
     /* Hash multipliers of an Engram layer, which manifest.json of a packed model must have (bl_engram_multipliers). NULL: not compared. */
     void (*engram_multipliers)(int64_t *out, int n, int layer, int classes);
     uint64_t spill_max;  /* of bl_archive_options, for what is in an archive */
+    bool weights_elsewhere; /* of a packed model: whoever asks reads the tensors, and holds them against bl_checkpoint_record's chunk digests.
+                            Everything else is proven here; codes, scales and floats are not looked at (level 2). Not with sign, key, cache
+                            or against */
     int jobs;            /* threads; <= 0 = chosen */
     unsigned cpu;        /* kernel capability mask */
     const char *against; /* another checkpoint to compare values with; NULL = none */

@@ -23,7 +23,7 @@ def refused(*args, rc, words, **env):
         assert w in r.err, r.err
 
 
-@pytest.mark.parametrize("name,tensor", [("layer-03", "layers.3."), ("engram", "engram.embed")])
+@pytest.mark.parametrize("name,tensor", [("layer-03", "layers.3."), ("engram", "engram.embed"), ("mtp-00", "mtp.0.")])
 def test_a_flipped_bit_is_found_on_the_way(demo_packed, tmp_path, name, tensor):
     shutil.copytree(demo_packed, tmp_path / "m")
     file = max((p for p in (tmp_path / "m" / "rank-0000").glob("*.safetensors") if name in p.name), key=lambda p: p.stat().st_size)
@@ -31,6 +31,16 @@ def test_a_flipped_bit_is_found_on_the_way(demo_packed, tmp_path, name, tensor):
     data[-1000] ^= 1
     file.write_bytes(data)
     refused(tmp_path / "m", "--check", "full", rc=3, words=[file.name, tensor, "differs from its digest"])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "config.source.json", "rank-0000/manifest.json"])
+def test_what_lies_beside_the_weights_is_proven(demo_packed, tmp_path, name):
+    shutil.copytree(demo_packed, tmp_path / "m")
+    file = tmp_path / "m" / name
+    text = file.read_bytes()
+    file.write_bytes(text.replace(b" ", b"\t", 1) if b" " in text else text.replace(b"\n", b" ", 1))  # means the same
+    assert file.read_bytes() != text
+    refused(tmp_path / "m", "--check", "full", rc=3, words=[file.name, "SHA-256 differs"])
 
 
 def test_cannot_start():
