@@ -105,8 +105,10 @@ static void plan_cuda(bl_memory_plan *p, const bl_memory_request *r, const bl_co
     cuda_sizes z;
     bl_cuda_measure(&z, c, shard, r->max_tokens, p);
     const uint64_t logits = z.logits_rows ? bl_cuda_logits_bytes(shard, z.logits_rows) : 0;
-    z.used[CUDA_ACTIVATIONS] += bl_scratch_bytes(c, shard, r->max_tokens);
+    const uint64_t chunk = bl_line((uint64_t)r->max_tokens * bl_window_row_bytes(c->head_dim));
+    z.used[CUDA_ACTIVATIONS] += bl_scratch_bytes(c, shard, r->max_tokens) - chunk;
     for (int i = 0; i < CUDA_USES; i++) add(p, BL_MEMORY_DEVICE, names[i], z.used[i]);
+    add(p, BL_MEMORY_DEVICE, "chunk KV", chunk);
     add(p, BL_MEMORY_DEVICE, "page tables", bl_line(z.table_bytes));
     add(p, BL_MEMORY_DEVICE, "logits", logits);
     add(p, BL_MEMORY_PINNED, "page tables", z.table_bytes);
@@ -166,8 +168,12 @@ static void plan_tables(bl_memory_plan *p, const bl_memory_request *r, const bl_
 
 static bl_status check_fit(const bl_memory_plan *p, bl_error *err)
 {
-    const uint64_t need = p->total[BL_MEMORY_DEVICE] + p->reserve;
-    if (!p->memory || need <= p->memory) return BL_OK;
+    const uint64_t need = p->total[BL_MEMORY_DEVICE] + p->reserve, pinned = p->total[BL_MEMORY_PINNED];
+    if (bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p)) return BL_OK;
+    if (bl_memory_plan_device_fits(p))
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1,
+                       "the model does not fit: it takes %.2f GiB of pinned memory of the host (Engram tables %.2f), %.2f are available",
+                       gib(pinned), gib(p->engram == BL_ENGRAM_HOST ? p->engram_bytes : 0), gib(p->host_memory));
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1,
                    "the model does not fit: it takes %.2f GiB of device memory (weights %.2f, cache of %lld tokens %.2f, everything else "
                    "%.2f), %.2f are free",
@@ -179,7 +185,8 @@ bl_status bl_memory_plan_make(bl_memory_plan *p, const bl_memory_request *r, con
                               const bl_weights *w, bl_error *err)
 {
     const bool cuda = r->device == BL_DEVICE_CUDA;
-    *p = (bl_memory_plan){.device = r->device, .memory = cuda ? r->memory : 0, .sequences = r->cache.sequences};
+    *p = (bl_memory_plan){.device = r->device, .memory = cuda ? r->memory : 0, .host_memory = cuda ? r->host_memory : 0,
+                          .sequences = r->cache.sequences};
     if (p->sequences) {
         p->context = c->max_position_embeddings;
         if (r->cache.context > 0 && r->cache.context < p->context) p->context = r->cache.context;

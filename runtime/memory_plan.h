@@ -30,6 +30,7 @@ typedef struct bl_memory_plan {
     uint64_t total[BL_MEMORY_PLACES];
     uint64_t memory;  /* what the device has free; 0 = not known */
     uint64_t reserve; /* of it, kept free for recorded passes */
+    uint64_t host_memory; /* what the host has available; 0 = not known, or no GPU */
 
     /* cache: all 0 = it grows on demand */
     int sequences;
@@ -56,7 +57,17 @@ typedef struct bl_memory_request {
     uint64_t scratch_bytes; /* of the CPU backend; not used for a GPU */
 } bl_memory_request;
 
-/* Pure. BL_E_NOMEM, with the numbers: memory is known and too small. *out is filled in even then. */
+/* Does it fit in what is known of the device's memory; what is pinned in the host's? */
+static inline bool bl_memory_plan_device_fits(const bl_memory_plan *p)
+{
+    return !p->memory || p->total[BL_MEMORY_DEVICE] + p->reserve <= p->memory;
+}
+static inline bool bl_memory_plan_host_fits(const bl_memory_plan *p)
+{
+    return !p->host_memory || p->total[BL_MEMORY_PINNED] <= p->host_memory;
+}
+/* Pure. BL_E_NOMEM, with the numbers: memory of the device, or of the host for what is pinned, is known and too small. *out is filled in
+ * even then. */
 bl_status bl_memory_plan_make(bl_memory_plan *out, const bl_memory_request *r, const bl_config *c, const bl_shard *shard,
                               const bl_weights *w, bl_error *err);
 

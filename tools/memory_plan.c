@@ -11,11 +11,6 @@ static double gib(uint64_t bytes)
     return (double)bytes / (double)(1 << 30);
 }
 
-static bool fits(const bl_memory_plan *p)
-{
-    return p->total[BL_MEMORY_DEVICE] + p->reserve <= p->memory;
-}
-
 void plan_print(const bl_memory_plan *p, const char *model)
 {
     printf("memory of %s on %s, in GiB\n", model, p->device == BL_DEVICE_CUDA ? "the GPU" : "the CPU");
@@ -31,7 +26,10 @@ void plan_print(const bl_memory_plan *p, const char *model)
         printf("cache: grows on demand\n");
     if (p->device == BL_DEVICE_CUDA && p->engram) printf("Engram tables: %s: %s\n", cli_engram_places[p->engram], p->engram_why);
     if (p->reserve) printf("kept free for recorded passes: %.3f\n", gib(p->reserve));
-    if (p->memory) printf("free on the device: %.3f: %s\n", gib(p->memory), fits(p) ? "it fits" : "it does not fit");
+    if (p->engram == BL_ENGRAM_HOST && p->host_memory)
+        printf("available on the host: %.3f: pinned memory %s\n", gib(p->host_memory), bl_memory_plan_host_fits(p) ? "fits" : "does not fit");
+    if (p->memory)
+        printf("free on the device: %.3f: it %s\n", gib(p->memory), bl_memory_plan_device_fits(p) ? "fits" : "does not fit");
 }
 
 void plan_print_json(const bl_memory_plan *p)
@@ -46,6 +44,9 @@ void plan_print_json(const bl_memory_plan *p)
     printf("},\"reserve\":%llu,\"cache\":{\"sequences\":%d,\"context\":%lld,\"tokens\":%lld,\"bytes\":%llu}",
            (unsigned long long)p->reserve, p->sequences, (long long)p->context, (long long)p->tokens, (unsigned long long)p->cache_bytes);
     if (p->engram) printf(",\"engram\":{\"place\":\"%s\",\"why\":\"%s\"}", cli_engram_places[p->engram], p->engram_why);
-    if (p->memory) printf(",\"memory\":%llu,\"fits\":%s", (unsigned long long)p->memory, fits(p) ? "true" : "false");
+    if (p->host_memory) printf(",\"host_memory\":%llu", (unsigned long long)p->host_memory);
+    if (p->memory)
+        printf(",\"memory\":%llu,\"fits\":%s", (unsigned long long)p->memory,
+               bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p) ? "true" : "false");
     printf("}\n");
 }

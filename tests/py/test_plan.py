@@ -15,6 +15,7 @@ def test_json():
     p = json.loads(plan(DEMO, "--device", "cuda", "--memory", "141GB", "--max-requests", "3", "--max-context", "1000", "--json").out)
     assert p["device"] == "cuda" and p["fits"] is True and p["memory"] == 141 * 10**9
     assert p["cache"]["sequences"] == 3 and p["cache"]["context"] == 1000 and p["cache"]["tokens"] == 3000
+    assert {"weights", "cache pages", "index scores", "experts", "chunk KV"} <= {line["what"] for line in p["lines"]} and p["reserve"] > 0
     for place, total in p["total"].items():
         assert total == sum(line["bytes"] for line in p["lines"] if line["place"] == place)
 
@@ -36,6 +37,17 @@ def test_too_small():
     r = plan(DEMO, "--device", "cuda", "--memory", "500MB", rc=1)
     assert "it does not fit" in r.out and r.err == ""
     assert json.loads(plan("--device", "cuda", "--memory", "500MB", "--json", rc=1).out)["fits"] is False
+
+
+def test_tables_that_the_host_has_no_memory_for(baleen, tmp_path):
+    assert baleen("synth", tmp_path / "full", "--preset", "full", "--headers").rc == 0
+    r = run("baleend", tmp_path / "full", "--plan", "--memory", "900GB", "--engram", "host", "--json", timeout=60)
+    p = json.loads(r.out)
+    if p["total"]["pinned"] <= p["host_memory"]:
+        pytest.skip("this host has memory for all tables: refusing them is NOT tested here (unit test memory_plan does)")
+    assert r.rc == 1 and p["fits"] is False
+    text = plan(tmp_path / "full", "--memory", "900GB", "--engram", "host", rc=1).out
+    assert "pinned memory does not fit" in text and text.endswith("it fits\n")
 
 
 @pytest.mark.parametrize("args", [["--memory", "8GB"], ["--json"], ["--plan", "--cache-tokens", "-1"]], ids=" ".join)

@@ -122,6 +122,31 @@ static void test_engram(void **state)
     }
 }
 
+/* Pinned tables that the host has no memory for: refused before anything is pinned. */
+static void test_host_memory(void **state)
+{
+    bl_model m = {0};
+    bl_memory_plan p;
+    bl_error err = {0};
+    bl_model_options o = on_gpu(4, 1000, 0);
+    assert_int_equal(bl_model_describe(&m, MODEL, &o, 64 * GIB, &err), BL_OK);
+    bl_memory_request r = {.device = BL_DEVICE_CUDA, .max_tokens = 512, .cache = o.cache, .memory = 64 * GIB, .host_memory = GIB,
+                           .engram = BL_ENGRAM_HOST};
+    assert_int_equal(bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, &err), BL_OK);
+    r.host_memory = p.total[BL_MEMORY_PINNED];
+    assert_int_equal(bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, &err), BL_OK);
+    r.host_memory--;
+    assert_int_equal(bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, &err), BL_E_NOMEM);
+    assert_non_null(strstr(err.message, "pinned memory of the host"));
+    assert_true(bl_memory_plan_device_fits(&p));
+    assert_false(bl_memory_plan_host_fits(&p));
+    r.host_memory = 0; /* not known */
+    assert_int_equal(bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, &err), BL_OK);
+    bl_pool_destroy(&m.pool);
+    bl_weights_destroy(&m.weights);
+    bl_checkpoint_close(&m.checkpoint);
+}
+
 static void test_cpu(void **state)
 {
     bl_model_options o = on_gpu(2, 100, 0);
@@ -137,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_totals),  cmocka_unit_test(test_cache_takes_what_is_left), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_measure), cmocka_unit_test(test_engram), cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_host_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
