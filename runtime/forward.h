@@ -63,6 +63,8 @@ bl_status bl_model_plan(struct bl_memory_plan *out, const char *path, const bl_m
 const bl_error *bl_model_fault(const bl_model *m);
 /* The plan that its memory was taken by. */
 const struct bl_memory_plan *bl_model_memory(const bl_model *m);
+/* Bytes of Engram tables in pinned memory of the host that lie in huge pages; false: not known, or there are none there. */
+bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes);
 /* "cpu", "cuda" */
 const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);

@@ -341,6 +341,11 @@ const bl_memory_plan *bl_model_memory(const bl_model *m)
     return &m->plan;
 }
 
+bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes)
+{
+    return m->backend->huge_pages && m->backend->huge_pages(m->backend, bytes);
+}
+
 const char *bl_model_device(const bl_model *m)
 {
     return m->backend->name;

@@ -65,6 +65,15 @@ static double seconds_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static void say_tables(const bl_model *m, const bl_memory_plan *plan)
+{
+    uint64_t huge;
+    printf("baleend: Engram tables: %s: %s", cli_engram_places[plan->engram], plan->engram_why);
+    if (bl_model_huge_pages(m, &huge))
+        printf("; %.0f of %.0f MiB in huge pages", (double)huge / (1 << 20), (double)plan->engram_bytes / (1 << 20));
+    printf("\n");
+}
+
 static void say_ready(const settings *o, const bl_model *m, const bl_server *server, double seconds)
 {
     const bl_config *c = bl_model_config(m);
@@ -78,7 +87,7 @@ static void say_ready(const settings *o, const bl_model *m, const bl_server *ser
            o->server.thinking ? "on" : "off", strcmp(bl_model_device(m), "cpu") == 0 ? "the CPU" : "the GPU");
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
-        printf("baleend: Engram tables: %s: %s\n", cli_engram_places[plan->engram], plan->engram_why);
+        say_tables(m, plan);
     fflush(stdout);
 }
 

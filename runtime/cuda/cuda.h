@@ -157,6 +157,7 @@ bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, u
 /* weight_bytes: room for weights made at once; 0 = as they come. */
 bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err);
 void bl_cuda_memory_destroy(bl_cuda *c);
+bool bl_cuda_huge_pages(bl_backend *b, uint64_t *bytes);
 void *bl_cuda_place(bl_backend *b, uint64_t bytes);
 bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
 

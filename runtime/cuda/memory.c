@@ -2,6 +2,7 @@
 #include "runtime/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -118,6 +119,37 @@ static bl_status pin(bl_cuda *c, uint64_t bytes, void **to, bl_error *err)
     c->pinned = h;
     *to = h->memory;
     return bl_cuda_check(cudaHostRegister(h->memory, bytes, cudaHostRegisterDefault), "pinning Engram tables", err);
+}
+
+/* Does it overlap a table? */
+static bool has_table(const bl_cuda *c, uint64_t from, uint64_t to)
+{
+    const cuda_host *h = c->pinned;
+    while (h && ((uint64_t)(uintptr_t)h->memory >= to || (uint64_t)(uintptr_t)h->memory + h->bytes <= from)) h = h->next;
+    return h != NULL;
+}
+
+/* The system counts by mapping, and makes one of neighbours that were asked for alike. */
+bool bl_cuda_huge_pages(bl_backend *b, uint64_t *bytes)
+{
+    const bl_cuda *c = cuda_of(b);
+    uint64_t all = 0;
+    unsigned long long from, to, kib;
+    bool counts = false, seen = false;
+    char line[512];
+    FILE *f = c->pinned ? fopen("/proc/self/smaps", "r") : NULL;
+    *bytes = 0;
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%llx-%llx ", &from, &to) == 2) counts = has_table(c, from, to);
+        else if (counts && sscanf(line, "AnonHugePages: %llu kB", &kib) == 1) {
+            *bytes += kib * 1024;
+            seen = true;
+        }
+    }
+    if (f) fclose(f);
+    for (const cuda_host *h = c->pinned; h; h = h->next) all += h->bytes;
+    if (*bytes > all) *bytes = all;
+    return seen;
 }
 
 bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err)

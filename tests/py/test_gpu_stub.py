@@ -1,5 +1,6 @@
 """baleend with the CUDA backend on a CUDA runtime that only records (tests/stub/cudart.h): what goes wrong, and what is said."""
 import os
+import re
 import shutil
 
 import pytest
@@ -49,6 +50,16 @@ def test_cannot_start():
     refused(DEMO, rc=4, words=["does not fit", "are free"], CUDA_STUB_MEMORY=str(5 * 10**8))
     refused(DEMO, rc=4, words=["out of"], CUDA_STUB_FAIL=f"cudaMalloc 2 {OUT_OF_MEMORY}")
     refused(DEMO, rc=4, words=["illegal memory access"], CUDA_STUB_FAIL=f"cudaMemcpyAsync 9 {ILLEGAL}")
+
+
+def test_huge_pages_are_counted(baleen, tmp_path):
+    assert baleen("synth", tmp_path / "m", "engram_vocab_size=200000").rc == 0
+    for where in ("host", "device", "mapped"):
+        with Server("baleend_gpu_stub", tmp_path / "m", "--device", "cuda", "--engram", where) as s:
+            line = s.line("Engram tables: ")
+            m = re.search(f"{where}: as asked for; (\\d+) of (\\d+) MiB in huge pages$", line)
+            assert bool(m) == (where == "host"), line
+            assert not m or (int(m[1]) <= int(m[2]) and int(m[2]) >= 70), line
 
 
 def test_auto_is_decided_once():
