@@ -308,6 +308,11 @@ bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options
     if (!m) return out_of_memory(err);
     const bl_model_options o = settled(options);
     bl_status s = open_model(m, path, &o, err);
+    const bl_error *fault = s != BL_OK && m->backend ? bl_model_fault(m) : NULL;
+    if (fault) { /* says more than what came of it */
+        s = fault->code;
+        if (err) *err = *fault;
+    }
     if (s != BL_OK) bl_model_close(&m);
     *out = m;
     return s;

@@ -130,9 +130,16 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     c->engram = o->plan->engram;
     if (cuda_gathers(c)) c->base.place_table = bl_cuda_place_table;
     const uint64_t tables = c->engram == BL_ENGRAM_DEVICE ? o->plan->engram_bytes : 0;
-    const bl_status s = create(c, o->plan->weight_bytes ? o->plan->weight_bytes + tables : 0, err);
-    if (s != BL_OK) cuda_destroy(&c->base);
-    else *out = &c->base;
+    bl_status s = create(c, o->plan->weight_bytes ? o->plan->weight_bytes + tables : 0, err);
+    if (s == BL_OK) {
+        *out = &c->base;
+        return s;
+    }
+    if (c->fault.code) { /* says more than what came of it */
+        s = c->fault.code;
+        if (err) *err = c->fault;
+    }
+    cuda_destroy(&c->base);
     return s;
 }
 

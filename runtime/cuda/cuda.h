@@ -150,6 +150,8 @@ uint64_t bl_cuda_graph_bytes(const bl_shard *shard);
 
 /* ---- memory.c */
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes);
+/* Of the host; NULL when there is no more. For cudaFreeHost. */
+void *bl_cuda_alloc_pinned(bl_cuda *c, uint64_t bytes);
 void bl_cuda_release(bl_backend *b, void *device);
 void bl_cuda_upload(bl_backend *b, void *device, const void *host, uint64_t bytes);
 void bl_cuda_download(bl_backend *b, void *host, const void *device, uint64_t bytes);

@@ -9,19 +9,34 @@
 
 #define SLAB_BYTES ((uint64_t)256 << 20)
 
+/* Running out is no fault that lasts; a device that refuses for another reason has failed. */
+static void note_refusal(bl_cuda *c, cudaError_t e)
+{
+    (void)cudaGetLastError();
+    if (e != cudaErrorMemoryAllocation && !c->fault.code) (void)bl_cuda_check(e, "allocating memory", &c->fault);
+}
+
 void *bl_cuda_alloc(bl_backend *b, uint64_t bytes)
 {
+    bl_cuda *c = cuda_of(b);
     void *p = NULL;
     bytes = bl_line(bytes ? bytes : 1);
-    pthread_mutex_lock(&cuda_of(b)->lock);
-    if (cudaMalloc(&p, bytes) == cudaSuccess) {
-        cuda_of(b)->allocated += bytes;
-    } else {
-        (void)cudaGetLastError(); /* running out is no fault that lasts */
-        p = NULL;
-    }
-    pthread_mutex_unlock(&cuda_of(b)->lock);
-    return p;
+    pthread_mutex_lock(&c->lock);
+    const cudaError_t e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) c->allocated += bytes;
+    else note_refusal(c, e);
+    pthread_mutex_unlock(&c->lock);
+    return e == cudaSuccess ? p : NULL;
+}
+
+void *bl_cuda_alloc_pinned(bl_cuda *c, uint64_t bytes)
+{
+    void *p = NULL;
+    pthread_mutex_lock(&c->lock);
+    const cudaError_t e = cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
+    if (e != cudaSuccess) note_refusal(c, e);
+    pthread_mutex_unlock(&c->lock);
+    return e == cudaSuccess ? p : NULL;
 }
 
 void bl_cuda_release(bl_backend *b, void *device)

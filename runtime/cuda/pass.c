@@ -16,9 +16,10 @@ static bl_status reserve_tables(bl_cuda *c, uint64_t bytes, bl_error *err)
     uint8_t *host = NULL;
     if (c->table_bytes) bytes += bytes / 2; /* not the last time */
     uint8_t *device = bl_cuda_alloc(&c->base, bytes);
-    if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
+    if (!device || !(host = bl_cuda_alloc_pinned(c, bytes))) {
         bl_cuda_release(&c->base, device);
-        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the page tables of a pass");
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of %s memory for page tables of %llu bytes", device ? "pinned" : "device",
+                       (unsigned long long)bytes);
     }
     bl_cuda_forget_graphs(c);
     bl_cuda_release(&c->base, c->device_tables);
@@ -179,9 +180,10 @@ static bl_status reserve_logits(bl_cuda *c, int64_t rows, bl_error *err)
     if (rows <= c->logits_rows) return BL_OK;
     const uint64_t bytes = bl_cuda_logits_bytes(&c->shard, rows);
     float *host = NULL, *device = bl_cuda_alloc(&c->base, bytes);
-    if (!device || cudaHostAlloc((void **)&host, bytes, cudaHostAllocDefault) != cudaSuccess) {
+    if (!device || !(host = bl_cuda_alloc_pinned(c, bytes))) {
         bl_cuda_release(&c->base, device);
-        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the logits of %lld tokens", (long long)rows);
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of %s memory for logits of %llu bytes", device ? "pinned" : "device",
+                       (unsigned long long)bytes);
     }
     bl_cuda_forget_graphs(c);
     bl_cuda_release(&c->base, c->device_logits);
