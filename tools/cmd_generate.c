@@ -9,6 +9,7 @@
 #include "runtime/text.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -117,7 +118,12 @@ static bl_status prepare(generate *g, const char *path, const bl_model_options *
 static bl_status forward(generate *g, const int32_t *ids, int64_t n)
 {
     const bl_span span = {.sequence = g->sequence, .ids = ids, .count = n, .logits_from = n - 1};
-    return bl_forward(g->model, &span, 1, g->logits, NULL, g->err);
+    const int vocab = bl_model_config(g->model)->vocab_size;
+    int nans = 0;
+    BL_TRY(bl_forward(g->model, &span, 1, g->logits, NULL, g->err));
+    for (int i = 0; i < vocab; i++) nans += isnan(g->logits[i]) != 0;
+    if (!nans) return BL_OK;
+    return bl_fail(g->err, BL_E_INPUT, NULL, NULL, -1, "%d of the model's %d logits are no numbers (NaN): the model is damaged", nans, vocab);
 }
 
 static bl_status run(generate *g)
@@ -130,7 +136,6 @@ static bl_status run(generate *g)
     while (g->produced < g->max_tokens && bl_sequence_length(g->sequence) < c->max_position_embeddings) {
         const uint64_t position = (uint64_t)bl_sequence_length(g->sequence);
         const int32_t id = bl_sample(g->logits, c->vocab_size, &g->sampling, position, g->scratch, NULL);
-        if (id < 0) return bl_fail(g->err, BL_E_INPUT, NULL, NULL, -1, "every logit is NaN: the model is damaged");
         g->produced++;
         g->why = id == c->eos_token_id ? "stop" : g->why;
         if (id == c->eos_token_id) break;

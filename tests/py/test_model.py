@@ -124,6 +124,17 @@ def test_same_seed_same_text(baleen):
     assert baleen("generate", "--chat", "--prompt", "Tell me.", "--temperature", 1.5, "--seed", 8, "--max-tokens", 20).out not in texts
 
 
+def test_generate_stops_at_a_logit_that_is_no_number(baleen, tmp_path):
+    items = ckpt.tensors(DEMO)
+    dtype, shape, head = items["head.weight"]
+    row = 2 * shape[1]
+    items["head.weight"] = dtype, shape, head[:50 * row] + b"\xc0\x7f" + head[50 * row + 2:]
+    folder = ckpt.write_folder(tmp_path / "model", items, DEMO)
+    r = baleen("generate", folder, "--prompt", "What is 23 plus 14?", "--max-tokens", 3)
+    assert r.rc == 3 and r.out == "" and r.err.count("\n") == 1, (r.rc, r.out, r.err)
+    assert f"1 of the model's {shape[0]} logits are no numbers (NaN)" in r.err
+
+
 @pytest.mark.parametrize("args", [[], ["--prompt", "a", "--thinking"], ["--prompt", "a", "--top-p", "0"], ["--prompt", "a", "--top-p", "2"],
                                   ["--prompt", "a", "--temperature", "-1"], ["--prompt", "a", "--max-tokens", "0"],
                                   ["--prompt", "a", "--seed", "-1"], ["--prompt", "a", "--effort", "101"]])
