@@ -42,6 +42,12 @@ run_meson() { # BUILD_DIR [meson test arguments]
     [ -n "$ok" ] || { [ "$status" -eq 0 ] || fail "meson test in $dir"; }
 }
 
+compile_with_clang() {
+    [ -f build-clang/build.ninja ] || CC=clang meson setup build-clang -Dwerror=true > build-clang.log 2>&1 || { cat build-clang.log; return 1; }
+    ninja -C build-clang -t targets rule c_COMPILER | xargs ninja -C build-clang > build-clang.log 2>&1 || { grep -vE '^\[' build-clang.log | tail -50; return 1; }
+    rm -f build-clang.log
+}
+
 # A virtual environment with the packages the python tests use; skipped loudly where PyPI cannot be reached.
 venv=build-venv
 make_venv() {
@@ -97,6 +103,7 @@ if CC=gcc build_tree build-test -Dwerror=true; then
 else
     fail "build with gcc"
 fi
-echo "== build (clang, warnings are errors)"
-if CC=clang build_tree build-clang -Dwerror=true; then passed=$((passed + 1)); else fail "build with clang"; fi
+# objects of C alone: what nvcc makes is the same whatever the C compiler, and takes longest
+echo "== compile (clang, warnings are errors)"
+if compile_with_clang; then passed=$((passed + 1)); else fail "compiling with clang"; fi
 finish
