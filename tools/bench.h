@@ -52,6 +52,7 @@ typedef struct bench {
     bool cpu_time;  /* also show what a unit of work costs in seconds of all CPUs of this process */
     /* set by bench_begin */
     const char *program;
+    char gpu[64]; /* its name, where one is measured (bench_find_gpu) */
     unsigned cpu; /* what kernels may use */
     bl_pool *pool; /* of bench_threads, NULL before it */
     struct bench_state *state;
@@ -75,6 +76,8 @@ void *bench_record(bench *b, size_t bytes);
 /* Runs n subjects (at most BENCH_SUBJECTS) with the current pool for one warm-up and b->rounds rounds and prints the set. When
  * the process is interrupted (cli_interrupted), prints what is there and returns BL_E_CANCELLED. */
 bl_status bench_run(bench *b, const char *title, const bench_subject *s, int n, bl_error *err);
+/* Work per second of a subject of the newest set, the median; 0: it did not run. */
+double bench_rate(const bench *b, int subject);
 
 /* ---- ceilings, filled in as subjects for the current pool; valid until bench_threads is called again. Memory passes go over
  * BENCH_PASS bytes for each thread, buffers shared by all of them. */
@@ -89,8 +92,12 @@ bl_status bench_sha256_ceiling(bench *b, bench_subject *s, bl_error *err);
 bl_status bench_fma_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* Dot products of bf16 pairs: vdpbf16ps where the level has it, otherwise the FMA peak, which is what bf16 costs without it. */
 bl_status bench_dot_ceiling(bench *b, bench_subject *s, bl_error *err);
+/* The current GPU, for which there must be machine code: its name stands in the heading from now on. */
+bl_status bench_find_gpu(bench *b, bl_error *err);
 /* A copy within the memory of the current GPU; bytes read and written both count. */
 bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err);
+/* A product of bf16 matrices by the GPU backend, 8192 cubed; two FLOP for each multiply-add. */
+bl_status bench_device_product_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* Copies from pinned host memory to the current GPU: the fastest of several sizes of buffers and numbers of streams, tried here. */
 bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err);
 /* Measure kernels of the GPU backend, each beside its ceiling. */

@@ -117,6 +117,7 @@ bl_status bench_run(bench *b, const char *title, const bench_subject *s, int n, 
         int any = 0;
         for (int i = 0; i < n; i++) {
             results[i] = evaluate(s, i, times, n, rounds, v);
+            b->state->rates[i] = results[i].runs ? results[i].rate.median : 0;
             any |= results[i].runs;
         }
         bl_status printed = any ? bench_report(b, title, s, results, n, rounds, status == BL_OK ? err : NULL) : BL_OK;
@@ -125,4 +126,9 @@ bl_status bench_run(bench *b, const char *title, const bench_subject *s, int n, 
     free(times);
     free(v);
     return status;
+}
+
+double bench_rate(const bench *b, int subject)
+{
+    return b->state->rates[subject];
 }

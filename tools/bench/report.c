@@ -59,7 +59,7 @@ static void print_table(bench *b, const char *title, const bench_subject *s, con
     load_average(load);
     if (!b->state->begun) {
         first_line("/proc/cpuinfo", "model name", model);
-        printf("%s: %s, level %s\n", b->program, model, bl_cpu_name(b->cpu));
+        printf("%s: %s, level %s%s%s\n", b->program, model, bl_cpu_name(b->cpu), *b->gpu ? ", " : "", b->gpu);
         b->state->begun = true;
     }
     int threads = bl_pool_threads(b->pool);
@@ -104,6 +104,7 @@ bl_status bench_report(bench *b, const char *title, const bench_subject *s, cons
     for (int i = 0; i < n; i++) json_array_append_new(figures, figure_json(b, s, r, i));
     json_t *set = json_pack("{s:s, s:s, s:s, s:i, s:i, s:o}", "title", title, "cpu_model", model, "loadavg", load, "threads",
                             bl_pool_threads(b->pool), "rounds", rounds, "figures", figures);
+    if (set && *b->gpu) json_object_set_new(set, "gpu", json_string(b->gpu));
     if (!b->state->sets) b->state->sets = json_array();
     if (!set || json_array_append_new(b->state->sets, set))
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for the JSON document");

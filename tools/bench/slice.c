@@ -17,6 +17,7 @@ struct slice {
     int32_t ids[BL_PASS_TOKENS_GPU];
     float *logits;
     int expert_sets;
+    int *layer_of; /* [handle_count] of each handle's view; -1: of none */
     uint64_t state; /* of the random ids */
     unsigned cpu;
 };
@@ -186,6 +187,28 @@ static bool expert_of_later_layer(const bl_weights *w, const bl_matrix *view)
     return false;
 }
 
+/* The layer that a view is in; before layers share experts. */
+static int find_layer(const bl_weights *w, const bl_matrix *view, int experts)
+{
+    const char *at = (const char *)view;
+    for (int i = 0; i < w->layer_count; i++) {
+        const bl_layer *l = &w->layers[i];
+        if ((at >= (const char *)l && at < (const char *)(l + 1)) ||
+            (at >= (const char *)l->experts && at < (const char *)(l->experts + experts)))
+            return i;
+    }
+    return -1;
+}
+
+static bl_status note_layers(slice *s, bl_error *err)
+{
+    const bl_weights *w = &s->model->weights;
+    s->layer_of = malloc(w->handle_count * sizeof *s->layer_of);
+    if (!s->layer_of) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    for (size_t i = 0; i < w->handle_count; i++) s->layer_of[i] = find_layer(w, w->handles[i].view, s->model->config.n_routed_experts);
+    return BL_OK;
+}
+
 static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_error *err)
 {
     bl_weights *w = &s->model->weights;
@@ -195,6 +218,7 @@ static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_erro
     s->expert_sets = expert_bytes / one < 8 ? 8 : expert_bytes / one > 384 ? 384 : (int)(expert_bytes / one);
     for (size_t i = 0; i < w->handle_count; i++)
         if (!expert_of_later_layer(w, w->handles[i].view)) BL_TRY(make_view(s, b, &w->handles[i], pattern, s->expert_sets, err));
+    BL_TRY(note_layers(s, err));
     share_experts(w);
     for (int i = 0; i < w->layer_count; i++) {
         if (w->layers[i].engram_slot < 0) continue;
@@ -271,6 +295,7 @@ void slice_destroy(slice **slice_)
     for (int64_t i = 0; i < s->count; i++) bl_sequence_destroy(&s->sequences[i]);
     bl_model_close(&s->model);
     free(s->logits);
+    free(s->layer_of);
     free(s);
     *slice_ = NULL;
 }
@@ -358,20 +383,32 @@ static double touched(double E, double k, int64_t tokens)
     return E * (1 - pow(1 - k / E, (double)tokens));
 }
 
-slice_cost slice_step_cost(const slice *s, int64_t tokens)
+slice_cost slice_layer_cost(const slice *s, int layer, int64_t tokens)
 {
     const bl_weights *w = &s->model->weights;
     slice_cost cost = {0};
     for (size_t i = 0; i < w->handle_count; i++) {
         const bl_handle *h = &w->handles[i];
         const bl_matrix *m = h->view;
-        if (h->host || m == &w->embed) continue;
+        if (h->host || m == &w->embed || s->layer_of[i] != layer) continue;
         const int k = s->model->config.num_experts_per_tok;
         const double reads = h->count > 1 ? touched(h->count, k, tokens) : 1, times = h->count > 1 ? k : 1;
         cost.bytes += reads * (double)(bl_matrix_code_bytes(m) + bl_matrix_scale_bytes(m));
-        if (m->rows > 1) cost.flop += (double)tokens * times * 2 * (double)m->rows * (double)m->cols;
+        const double wanted = m == &w->head ? (double)s->count : (double)tokens;
+        if (m->rows > 1) cost.flop += wanted * times * 2 * (double)m->rows * (double)m->cols;
     }
     return cost;
+}
+
+slice_cost slice_step_cost(const slice *s, int64_t tokens)
+{
+    slice_cost all = {0};
+    for (int layer = -1; layer < slice_layers(s); layer++) {
+        const slice_cost one = slice_layer_cost(s, layer, tokens);
+        all.bytes += one.bytes;
+        all.flop += one.flop;
+    }
+    return all;
 }
 
 int slice_layers(const slice *s)

@@ -10,7 +10,7 @@ typedef struct slice slice;
 enum { SLICE_SEQUENCES = 64, SLICE_ROLES = 64 };
 
 /* What a step of some tokens costs: the least that must be read (each weight once, of the experts as many as the tokens choose on
- * average), and multiply-adds of weights (two FLOP each). Attention is not counted. */
+ * average), and multiply-adds of weights (two FLOP each; the head for a token of each sequence). Attention is not counted. */
 typedef struct slice_cost {
     double bytes, flop;
 } slice_cost;
@@ -33,7 +33,9 @@ bl_status slice_start(slice *s, int64_t length, int64_t sequences, bl_error *err
 /* Append n tokens to each (at most BL_PASS_TOKENS_GPU in all); logits of their last ones. */
 bl_status slice_run(slice *s, int64_t n, bl_error *err);
 
-slice_cost slice_step_cost(const slice *s, int64_t tokens);
+slice_cost slice_step_cost(const slice *s, int64_t tokens); /* once started */
+/* The same of a layer alone; -1: of what is in none (norm, head). */
+slice_cost slice_layer_cost(const slice *s, int layer, int64_t tokens);
 int slice_layers(const slice *s);
 /* Tokens of cache that so many bytes are room for, with the sources of these layers. */
 int64_t slice_tokens_in(const slice *s, uint64_t bytes);

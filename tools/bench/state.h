@@ -19,6 +19,7 @@ struct bench_state {
     int count;
     void *pass[2]; /* BENCH_PASS bytes each, shared by the memory ceilings */
     json_t *sets;
+    double rates[BENCH_SUBJECTS]; /* of the newest set */
     bool begun; /* the heading is printed */
 };
 

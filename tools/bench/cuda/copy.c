@@ -1,6 +1,8 @@
+#include "kernels/cuda/host.h"
 #include "tools/bench.h"
 
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -14,7 +16,17 @@ typedef struct copy {
 
 static bl_status failed(cudaError_t e, bl_error *err)
 {
-    return e == cudaSuccess ? BL_OK : bl_fail(err, BL_E_IO, NULL, NULL, -1, "CUDA: %s", cudaGetErrorString(e));
+    return bl_cuda_check(e, "measuring copies", err);
+}
+
+bl_status bench_find_gpu(bench *b, bl_error *err)
+{
+    struct cudaDeviceProp p;
+    int device;
+    BL_TRY(bl_cuda_find_device(&device, err));
+    BL_TRY(failed(cudaGetDeviceProperties(&p, device), err));
+    snprintf(b->gpu, sizeof b->gpu, "%.63s", p.name);
+    return BL_OK;
 }
 
 static bl_status run_copy(void *arg, bl_error *err)
@@ -28,6 +40,7 @@ bl_status bench_device_copy_ceiling(bench *b, bench_subject *s, bl_error *err)
 {
     copy *c = bench_record(b, sizeof *c);
     if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(bench_find_gpu(b, err));
     BL_TRY(failed(cudaMalloc(&c->from, COPY_BYTES), err)); /* until the end of the program */
     BL_TRY(failed(cudaMalloc(&c->to, COPY_BYTES), err));
     BL_TRY(failed(cudaMemset(c->from, 0x5a, COPY_BYTES), err));
@@ -62,6 +75,7 @@ bl_status bench_upload_ceiling(bench *b, bench_subject *s, bl_error *err)
     copy *c = bench_record(b, sizeof *c), best = {0};
     double least = 0;
     if (!c) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(bench_find_gpu(b, err));
     for (int i = 0; i < 2; i++) BL_TRY(failed(cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking), err));
     BL_TRY(failed(cudaMalloc(&c->to, COPY_BYTES), err));
     for (int i = 0; i < 2 * PIECES; i++) {

@@ -1,5 +1,6 @@
 /* Single kernels of the CUDA backend at the released sizes, beside the copy rate of the device or the rate of its products. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/host.h"
 #include "kernels/ops.h"
 #include "kernels/sampling_math.h"
 #include "tools/bench/cuda/device.h"
@@ -15,7 +16,7 @@ enum {
 
 static bl_status failed(cudaError_t e, bl_error *err)
 {
-    return e == cudaSuccess ? BL_OK : bl_fail(err, BL_E_IO, NULL, NULL, -1, "CUDA: %s", cudaGetErrorString(e));
+    return bl_cuda_check(e, "measuring kernels", err);
 }
 
 bl_status device_finish(bl_error *err)
@@ -214,13 +215,15 @@ static bl_status run_product(void *arg, bl_error *err)
     return device_finish(err);
 }
 
-static bl_status add_product(bench *b, bench_subject *s, bl_error *err)
+bl_status bench_device_product_ceiling(bench *b, bench_subject *s, bl_error *err)
 {
     bl_cuda_product *p = bench_record(b, sizeof *p);
     const size_t bytes = (size_t)SIDE * SIDE * 2;
     if (!p) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    BL_TRY(bench_find_gpu(b, err));
     *p = (bl_cuda_product){.w = {.kind = BL_W_BF16, .rows = SIDE, .cols = SIDE, .codes = device_bytes(bytes, 1)}, .rows = SIDE,
                            .x = device_bytes(bytes, 1), .ldx = SIDE, .tokens = SIDE, .y16 = device_bytes(bytes, 0), .ld = SIDE};
+    if (!p->w.codes || !p->x || !p->y16) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory");
     *s = (bench_subject){.name = "bf16 product, 8192 cubed", .run = run_product, .arg = p, .work = 2e-9 * SIDE * SIDE * (double)SIDE,
                          .unit = "GFLOP"};
     return device_finish(err);
@@ -229,13 +232,14 @@ static bl_status add_product(bench *b, bench_subject *s, bl_error *err)
 bl_status bench_device_kernels(bench *b, bl_error *err)
 {
     bench_subject s[6];
+    BL_TRY(bench_find_gpu(b, err));
     uint16_t *out = device_bytes((size_t)CAST_ROWS * COLS * 2, 0);
     if (!out) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory");
     BL_TRY(bench_device_copy_ceiling(b, &s[0], err));
     BL_TRY(add_cast(b, &s[1], BL_W_FP4, out, err));
     BL_TRY(add_cast(b, &s[2], BL_W_FP8, out, err));
     BL_TRY(add_select(b, &s[3], err));
-    BL_TRY(add_product(b, &s[4], err));
+    BL_TRY(bench_device_product_ceiling(b, &s[4], err));
     BL_TRY(add_attend(b, &s[5], 4, err));
     BL_TRY(bench_run(b, "kernels on the GPU", s, 6, err));
     return bench_device_rows(b, err);
