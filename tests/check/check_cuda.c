@@ -218,7 +218,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(check *c);
     } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"drawing", check_cuda_sample}, {"index", check_cuda_index},
-                    {"attention", check_cuda_attention}, {"many", check_cuda_many}, {"few", check_cuda_few}};
+                    {"entries", check_cuda_entries}, {"attention", check_cuda_attention}, {"many", check_cuda_many}, {"few", check_cuda_few}};
     const uint64_t seed = argc >= 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
     const char *only = argc == 2 ? argv[1] : argc == 4 ? argv[3] : NULL;
     int n = 0;

@@ -26,6 +26,7 @@ void check_mixed(check *c, const bl_cuda_mixing *m);
 void check_cuda_few(check *c);
 void check_cuda_rows(check *c);
 void check_cuda_index(check *c);
+void check_cuda_entries(check *c);
 void check_cuda_attention(check *c);
 void check_cuda_many(check *c);
 void check_cuda_sample(check *c);
