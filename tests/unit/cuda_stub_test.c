@@ -326,6 +326,26 @@ static void test_recording_may_fail(void **state)
     }
 }
 
+/* Kernels are counted for benchmarks alone. */
+static void test_counting_may_fail(void **state)
+{
+    batch b;
+    cuda_stub_reset(MEMORY);
+    bl_model *m = open_on(BL_DEVICE_CUDA, 8);
+    begin(&b, m, 8);
+    assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+    cuda_stub_fail("cudaGraphGetNodes", 2, cudaErrorInvalidValue);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(step(&b, 8, 1, NULL), BL_OK);
+        const bl_launches l = m->backend->launches(m->backend);
+        assert_true(l.recorded && l.kernels == 0 && l.waits == 1);
+    }
+    assert_null(bl_model_fault(m));
+    end(&b);
+    bl_model_close(&m);
+    assert_nothing_left();
+}
+
 /* What a pass has done that failed on the way is not known: no other may follow it. */
 static void test_half_a_pass_lasts(void **state)
 {
@@ -385,7 +405,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
         cmocka_unit_test(test_one_launch_and_one_wait), cmocka_unit_test(test_routes_of_few_fit),
-        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail),   cmocka_unit_test(test_half_a_pass_lasts),
+        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail), cmocka_unit_test(test_counting_may_fail),
+          cmocka_unit_test(test_half_a_pass_lasts),
         cmocka_unit_test(test_recording_without_memory), cmocka_unit_test(test_every_call_may_fail),
         cmocka_unit_test(test_every_call_may_want_memory), cmocka_unit_test(test_out_of_memory),
     };
