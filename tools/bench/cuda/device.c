@@ -37,6 +37,15 @@ void *device_bytes(size_t bytes, int random)
     return p;
 }
 
+uint8_t *device_scales(size_t bytes)
+{
+    uint8_t *host = malloc(bytes), *p = NULL;
+    for (size_t i = 0; host && i < bytes; i++) host[i] = (uint8_t)(120 + bl_splitmix64(i) % 4);
+    p = host ? device_copy(host, bytes) : NULL;
+    free(host);
+    return p;
+}
+
 void *device_copy(const void *host, size_t bytes)
 {
     void *p = NULL;
@@ -242,5 +251,6 @@ bl_status bench_device_kernels(bench *b, bl_error *err)
     BL_TRY(bench_device_product_ceiling(b, &s[4], err));
     BL_TRY(add_attend(b, &s[5], 4, err));
     BL_TRY(bench_run(b, "kernels on the GPU", s, 6, err));
-    return bench_device_rows(b, err);
+    BL_TRY(bench_device_rows(b, err));
+    return bench_device_products(b, err);
 }
