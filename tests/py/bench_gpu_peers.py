@@ -1,14 +1,16 @@
-"""What torch (eager and compiled), cuBLAS and triton make of the operations that `baleen bench device` and `bench prefill` measure.
+"""What torch (eager and compiled), cuBLAS and triton make of the operations that `baleen bench device` measures.
 
     python tests/py/bench_gpu_peers.py [--baleen BUILD/tools/baleen] [--rounds N]
 
 Needs a GPU, torch, and triton for its lines; what is missing is named. Operands are random, compiled functions are checked against
-the eager ones before they are timed; times are those of CUDA events, median with 10th and 90th percentile of the rounds. With
---baleen the program's own lines follow, from the same machine in the same minute.
+the eager ones before they are timed; times are those of CUDA events, median with 10th and 90th percentile of the rounds. The share is
+that of the same floor as in the program's lines: the copy rate for bytes read and written once, cuBLAS' bf16 product for arithmetic,
+both measured here. With --baleen the program's own lines follow, from the same machine in the same minute.
 """
 import argparse
 import statistics
 import subprocess
+import sys
 
 import torch
 
@@ -36,10 +38,17 @@ def timed(f, rounds, inner=1):
     return sorted(times)
 
 
-def show(name, times, work, unit):
+CEILINGS = {}  # median rates by unit: GB/s of a copy, TFLOP/s of a product
+
+
+def show(name, times, work, unit, least=None):
+    """least: what the floor counts, as (work, unit), where it is not the line's own work."""
     n = len(times)
     rate = [work / t for t in (statistics.median(times), times[n - 1 - n // 10], times[n // 10])]
-    print(f"  {name:<58} {rate[0]:>9.1f} {unit:<8} ({rate[1]:.1f}..{rate[2]:.1f})  {1e6 * statistics.median(times):.1f} us", flush=True)
+    need, of = least or (work, unit)
+    share = f"  {100 * need / CEILINGS[of] / statistics.median(times):.1f}% of its floor" if of in CEILINGS else ""
+    print(f"  {name:<58} {rate[0]:>9.1f} {unit:<8} ({rate[1]:.1f}..{rate[2]:.1f})  {1e6 * statistics.median(times):.1f} us{share}", flush=True)
+    return rate[0]
 
 
 E2M1 = [0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6]
@@ -82,7 +91,7 @@ def casts(rounds):
     gb8, gb4 = 1e-9 * (3 * n + n / 1024), 1e-9 * (2.5 * n + n / 32)
     copy = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
     other = torch.randint(0, 256, (1 << 30,), device="cuda", dtype=torch.uint8)
-    show("copy", timed(lambda: copy.copy_(other), rounds), 2 * 1.073741824, "GB/s")
+    CEILINGS["GB/s"] = show("copy", timed(lambda: copy.copy_(other), rounds), 2 * 1.073741824, "GB/s")
     want8, want4 = fp8_eager(codes, scale8), fp4_eager(packed, scale4, table)
     show("fp8 to bf16, torch eager", timed(lambda: fp8_eager(codes, scale8), rounds), gb8, "GB/s")
     show("fp4 to bf16, torch eager", timed(lambda: fp4_eager(packed, scale4, table), rounds), gb4, "GB/s")
@@ -104,7 +113,8 @@ def products(rounds):
     for m, n, k in ((SIDE, SIDE, SIDE), (SIDE, 32768, 1280), (SIDE, 5120, 8192), (SIDE, 2304, 5120)):
         x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-        show(f"bf16 product {m} x {n} x {k}, cuBLAS through torch", timed(lambda: x @ w.T, rounds), 2e-12 * m * n * k, "TFLOP/s")
+        rate = show(f"bf16 product {m} x {n} x {k}, cuBLAS through torch", timed(lambda: x @ w.T, rounds), 2e-12 * m * n * k, "TFLOP/s")
+        CEILINGS.setdefault("TFLOP/s", rate)  # the first, square one
     for n, k in ((32768, 1280), (5120, 8192)):
         w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         x = torch.randn(1, k, device="cuda", dtype=torch.bfloat16)
@@ -113,17 +123,18 @@ def products(rounds):
 
 def select(rounds):
     scores = torch.randn(4, 131072, device="cuda")
-    show("512 of 131,072 scores that are there, 4 rows, torch.topk", timed(lambda: torch.topk(scores, 512), rounds, 20), 1, "step/s")
+    keys4 = (4e-9 * 131072 * 68, "GB/s")  # reading the packed keys
+    show("512 of 131,072 scores that are there, 4 rows, torch.topk", timed(lambda: torch.topk(scores, 512), rounds, 20), 1, "step/s", keys4)
     keys = torch.randn(4, 131072, 128, device="cuda", dtype=torch.bfloat16)
     q, weight = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16), torch.randn(4, 32, 1, device="cuda", dtype=torch.bfloat16)
 
     def eager():
         return torch.topk((torch.relu(q @ keys.transpose(1, 2)) * weight).sum(1), 512)
 
-    show("index scores of bf16 keys and 512 of 131,072, 4 rows, torch eager", timed(eager, rounds), 1, "step/s")
+    show("index scores of bf16 keys and 512 of 131,072, 4 rows, torch eager", timed(eager, rounds), 1, "step/s", keys4)
     compiled = torch.compile(eager)
     compiled()
-    show("the same, torch.compile", timed(compiled, rounds), 1, "step/s")
+    show("the same, torch.compile", timed(compiled, rounds), 1, "step/s", keys4)
 
 
 def attention(rounds):
@@ -144,17 +155,81 @@ def attention(rounds):
     show("the same, torch.compile", timed(compiled, rounds, 5), work, "TFLOP/s")
 
 
+def both(name, f, rounds, work, unit, check=True):
+    want = f()
+    show(f"{name}, torch eager", timed(f, rounds, 5), work, unit)
+    compiled = torch.compile(f)
+    got = compiled()
+    if check:
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+    show(f"{name}, torch.compile", timed(compiled, rounds, 5), work, unit)
+
+
+def mixing(rounds):
+    """The streams of 8,192 tokens: coefficients (products, Sinkhorn), then expansion, collapse and norm, without the rounding to fp8."""
+    tokens, hidden, s, eps = 8192, 5120, 4, 1e-6
+    H = torch.randn(tokens, s, hidden, device="cuda", dtype=torch.bfloat16)
+    fn = torch.randn(24, s * hidden, device="cuda") * 0.02
+    scale, base = torch.randn(3, device="cuda"), torch.randn(24, device="cuda")
+    partial, norm = torch.randn(tokens, hidden, device="cuda"), torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
+
+    def coefficients():
+        x = H.flatten(1).float()
+        m = x @ fn.T * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-20)
+        pre = torch.sigmoid(m[:, :s] * scale[0] + base[:s]) + eps
+        post = 2 * torch.sigmoid(m[:, s:2 * s] * scale[1] + base[s:2 * s])
+        comb = torch.softmax((m[:, 2 * s:] * scale[2] + base[2 * s:]).view(-1, s, s), -1) + eps
+        comb = comb / (comb.sum(1, keepdim=True) + eps)
+        for _ in range(19):
+            comb = comb / (comb.sum(2, keepdim=True) + eps)
+            comb = comb / (comb.sum(1, keepdim=True) + eps)
+        return pre, post, comb
+
+    pre, post, comb = coefficients()
+
+    def step():
+        y = partial.to(torch.bfloat16).float()
+        out = (post[:, :, None] * y[:, None] + torch.einsum("tjk,tjd->tkd", comb, H.float())).to(torch.bfloat16)
+        x = (pre[:, :, None] * out.float()).sum(1).to(torch.bfloat16).float()
+        return out, (norm.float() * (x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-20))).to(torch.bfloat16)
+
+    streams, row = 2 * tokens * s * hidden, 2 * tokens * hidden
+    both("mixing: coefficients", coefficients, rounds, 1e-9 * (streams + 4 * 24 * s * hidden + 4 * 24 * tokens), "GB/s")
+    both("mixing: expand, collapse, norm", step, rounds, 1e-9 * (2 * streams + 3 * row + 4 * 24 * tokens), "GB/s", check=False)
+
+
+def gather(rounds):
+    """Rows of an Engram table of 4 GB for 8,192 tokens."""
+    rows, width, count = 16 << 20, 256, 8192 * 24
+    codes = torch.randint(0, 256, (rows, width), device="cuda", dtype=torch.uint8) & 0xbf
+    scale = torch.randint(110, 140, (rows, width // 32), device="cuda", dtype=torch.uint8)
+    at = torch.randint(0, rows, (count,), device="cuda")
+
+    def run():
+        w = codes[at].view(torch.float8_e4m3fn).float().view(count, -1, 32)
+        s = (scale[at].int() << 23).view(torch.float32)
+        return (w * s[:, :, None]).to(torch.bfloat16).view(count, width)
+
+    both("Engram rows of 8,192 tokens", run, rounds, 1e-9 * count * (3 * width + width // 32 + 8), "GB/s")
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--baleen")
     a.add_argument("--rounds", type=int, default=21)
     o = a.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__ if triton else 'absent'}")
-    for f in (casts, products, select, attention):
-        f(o.rounds)
+    failed = 0
+    for f in (casts, products, select, attention, mixing, gather):
+        try:
+            f(o.rounds)
+        except Exception as e:  # the others are measured all the same
+            failed = 1
+            print(f"  {f.__name__}: {type(e).__name__}: {e}")
         torch.cuda.empty_cache()
     if o.baleen:
         subprocess.run([o.baleen, "bench", "device", "--rounds", str(o.rounds)], check=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
