@@ -4,7 +4,7 @@
 
 Needs a GPU, torch, and triton for its lines; what is missing is named. Operands are random, compiled functions are checked against
 the eager ones before they are timed; times are those of CUDA events, median with 10th and 90th percentile of the rounds. The share is
-that of the same floor as in the program's lines: the copy rate for bytes read and written once, cuBLAS' bf16 product for arithmetic,
+of the same ceilings as in the program's lines: the copy rate for bytes read and written once, cuBLAS' bf16 product for arithmetic,
 both measured here. With --baleen the program's own lines follow, from the same machine in the same minute.
 """
 import argparse
@@ -46,7 +46,7 @@ def show(name, times, work, unit, least=None):
     n = len(times)
     rate = [work / t for t in (statistics.median(times), times[n - 1 - n // 10], times[n // 10])]
     need, of = least or (work, unit)
-    share = f"  {100 * need / CEILINGS[of] / statistics.median(times):.1f}% of its floor" if of in CEILINGS else ""
+    share = f"  {100 * need / CEILINGS[of] / statistics.median(times):.1f}% of its ceiling" if of in CEILINGS else ""
     print(f"  {name:<58} {rate[0]:>9.1f} {unit:<8} ({rate[1]:.1f}..{rate[2]:.1f})  {1e6 * statistics.median(times):.1f} us{share}", flush=True)
     return rate[0]
 
