@@ -6,6 +6,7 @@ import shutil
 import pytest
 from conftest import BUILD, DEMO, run
 from serving import Server
+from test_faults import environment
 
 PROGRAM = BUILD / "tests" / "baleend_gpu_stub"
 OUT_OF_MEMORY, NO_DEVICE, OLD_DRIVER, ILLEGAL = 2, 100, 35, 700
@@ -32,6 +33,15 @@ def test_a_flipped_bit_is_found_on_the_way(demo_packed, tmp_path, name, tensor):
     data[-1000] ^= 1
     file.write_bytes(data)
     refused(tmp_path / "m", "--check", "full", rc=3, words=[file.name, tensor, "differs from its digest"])
+
+
+@pytest.mark.parametrize("access", ["auto", "pread", "mmap"])
+def test_reads_that_fail_or_are_short(demo_packed, access):
+    args = [demo_packed, "--access", access, "--check", "full"]
+    r = start(*args, **environment("read:60+:EIO", "/rank-0000/"))
+    assert r.rc == 4 and r.err.count("\n") == 1 and ".safetensors" in r.err and "Input/output error" in r.err, (r.rc, r.err)
+    with Server("baleend_gpu_stub", *args, "--device", "cuda", env=environment("read:/2:SHORT", "/rank-0000/")) as s:
+        assert s.alive()  # and every digest was right
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "config.source.json", "rank-0000/manifest.json"])

@@ -1,5 +1,6 @@
 /* The CUDA backend's host side on a runtime that only records: memory, weights, launches, graphs, and every failure there is. */
 #include "kernels/cuda/cuda.h"
+#include "runtime/cuda/cuda.h"
 #include "runtime/model.h"
 #include "tests/stub/cudart.h"
 
@@ -180,6 +181,22 @@ static void test_padding_and_drawing(void **state)
     end(&b);
     bl_model_close(&m);
     assert_nothing_left();
+}
+
+/* Each number of sequences has a bucket, and there are fewer of those than graphs that are kept. */
+static void test_buckets(void **state)
+{
+    int buckets = 0;
+    for (int64_t n = 1, last = 0; n <= CUDA_STEP; n++) {
+        const int64_t padded = bl_cuda_padded(NULL, n);
+        assert_in_range(padded, n, n < 5 ? n + 1 : n <= 64 ? n + 7 : n + 31);
+        assert_int_equal(bl_cuda_padded(NULL, padded), padded);
+        assert_true(padded >= last);
+        buckets += padded > last;
+        last = padded;
+    }
+    assert_true(buckets * 2 <= CUDA_GRAPHS); /* with tokens drawn, and without */
+    assert_int_equal(bl_cuda_padded(NULL, CUDA_STEP), CUDA_STEP);
 }
 
 /* No memory for one more recorded pass: the others make room, and are recorded anew; alone it fails and says so. */
@@ -405,7 +422,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
         cmocka_unit_test(test_one_launch_and_one_wait), cmocka_unit_test(test_routes_of_few_fit),
-        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail), cmocka_unit_test(test_counting_may_fail),
+        cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail), cmocka_unit_test(test_counting_may_fail), cmocka_unit_test(test_buckets),
           cmocka_unit_test(test_half_a_pass_lasts),
         cmocka_unit_test(test_recording_without_memory), cmocka_unit_test(test_every_call_may_fail),
         cmocka_unit_test(test_every_call_may_want_memory), cmocka_unit_test(test_out_of_memory),
