@@ -104,6 +104,29 @@ def test_company_in_the_batch_changes_no_bit(case, tmp_path, chunk):
         assert (golden.bits(together[f"logits.{i}"]) == golden.bits(alone)).all()
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_batches_of_every_size(nano, tmp_path, count):
+    """Prompts of different lengths, at once, in chunks and step by step; steps become fewer as sequences end."""
+    ids = nano.ids
+    sequences = [ids[i % 9:i % 9 + 5 + i % 11] for i in range(count)]
+    alone = {id_list(s): golden.bits(nano.logits(tmp_path, sequences=[s])["logits"]) for s in sequences[:40]}
+    for chunk in ([], ["--chunk", 3], ["--chunk", 1]):
+        together = nano.logits(tmp_path, *chunk, sequences=sequences)
+        for i, s in enumerate(sequences):
+            got = together["logits" if count == 1 else f"logits.{i}"]
+            if id_list(s) in alone:
+                assert (golden.bits(got) == alone[id_list(s)]).all(), (i, chunk)
+
+
+@pytest.mark.parametrize("chunk", [[], ["--chunk", 7], ["--chunk", 1]], ids=str)
+def test_a_hundred_times_the_same(nano, tmp_path, chunk):
+    ids = nano.ids[:20]
+    want = golden.bits(nano.logits(tmp_path, sequences=[ids])["logits"])
+    for _ in range(2):
+        together = nano.logits(tmp_path, *chunk, sequences=[ids] * 100)
+        assert all((golden.bits(together[f"logits.{i}"]) == want).all() for i in range(100))
+
+
 def test_a_prompt_longer_than_a_pass(nano, tmp_path):
     """More tokens than one pass takes, and more than fit a page of entries many times over."""
     ids = (nano.ids * 20)[:1100]
@@ -111,6 +134,8 @@ def test_a_prompt_longer_than_a_pass(nano, tmp_path):
     cut = nano.logits(tmp_path, "--chunk", 333, sequences=[ids])["logits"]
     assert (golden.bits(whole["logits.0"]) == golden.bits(cut)).all()
     assert (golden.bits(whole["logits.1"]) == golden.bits(cut[:700])).all()
+    for chunk in (8, 64, 300):
+        assert (golden.bits(nano.logits(tmp_path, "--chunk", chunk, sequences=[ids[:700]])["logits"]) == golden.bits(cut[:700])).all()
 
 
 def test_ids_from_a_file(nano, tmp_path):
