@@ -87,6 +87,16 @@ static cudaError_t call(const char *function)
     return e;
 }
 
+/* The host waits for the device. */
+static cudaError_t wait_call(const char *function)
+{
+    pthread_mutex_lock(&lock);
+    cuda_stub_seen.waits++;
+    const cudaError_t e = enter(function);
+    pthread_mutex_unlock(&lock);
+    return e;
+}
+
 void cuda_stub_reset(uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
@@ -387,14 +397,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t v)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     (void)s;
-    cuda_stub_seen.waits++;
-    return call("cudaStreamSynchronize");
+    return wait_call("cudaStreamSynchronize");
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    cuda_stub_seen.waits++;
-    return call("cudaDeviceSynchronize");
+    return wait_call("cudaDeviceSynchronize");
 }
 
 cudaError_t cudaGetLastError(void)
