@@ -163,7 +163,7 @@ int main(int argc, char **argv)
                           .sequence_count = 1, .options = {.cpu = bl_cpu_detect(), .threads = 1, .adjust = adjust}};
     bl_error err = {0};
     char line[4096];
-    const bl_status s = logits_run(&j, &err);
+    const bl_status s = logits_run(&j, NULL, &err);
     if (s != BL_OK) fprintf(stderr, "%s\n", bl_error_line(&err, line, sizeof line));
     free(kept);
     return bl_exit_code(s);

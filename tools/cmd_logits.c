@@ -72,7 +72,7 @@ static double seconds(void)
 static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, const cli_list *lists, const cli_list *files, bool json)
 {
     bl_error err = {0};
-    int64_t tokens = 0;
+    int64_t tokens = 0, nans = 0;
     j->sequences = sequences;
     int bad = read_ids(c, lists, files, sequences, &j->sequence_count);
     if (bad) return bad;
@@ -81,13 +81,14 @@ static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, 
     if (j->trace && strcmp(j->trace, j->out) == 0) return cli_usage_error(c, "--trace and --out name the same file");
     cli_catch_signals();
     const double begin = seconds();
-    const bl_status s = logits_run(j, &err);
+    bl_status s = logits_run(j, &nans, &err);
     if (s != BL_OK) return cli_report(c->program, s, &err);
     for (int64_t i = 0; i < j->sequence_count; i++) tokens += sequences[i].count;
     if (json)
-        printf("{\"sequences\": %lld, \"tokens\": %lld, \"seconds\": %.3f}\n", (long long)j->sequence_count, (long long)tokens,
-               seconds() - begin);
-    return 0;
+        printf("{\"sequences\": %lld, \"tokens\": %lld, \"nans\": %lld, \"seconds\": %.3f}\n", (long long)j->sequence_count,
+               (long long)tokens, (long long)nans, seconds() - begin);
+    if (nans) s = bl_fail(&err, BL_E_FINDING, j->out, NULL, -1, "%lld of its logits are no numbers (NaN)", (long long)nans);
+    return cli_report(c->program, s, &err);
 }
 
 int cmd_logits(int argc, char **argv)
@@ -115,7 +116,8 @@ int cmd_logits(int argc, char **argv)
         .program = "baleen logits",
         .usage = "[MODEL] --ids LIST [--ids LIST ...] --out FILE [options]",
         .summary = "Write the logits of every position: tensor 'logits', or 'logits.0', 'logits.1', ... for several sequences.",
-        .details = "All sequences run in one batch. The result does not depend, to the bit, on the batch, --chunk or --threads.\n",
+        .details = "All sequences run in one batch. The result does not depend, to the bit, on the batch, --chunk or --threads.\n"
+                   "Logits that are no numbers (NaN) are written, counted and a finding: status 1.\n",
         .options = options,
         .max_args = 1,
     };

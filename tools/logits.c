@@ -4,6 +4,7 @@
 #include "formats/safetensors.h"
 #include "tools/parity.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,6 +17,7 @@ typedef struct run {
     parity *parity;
     bl_output *out;
     float *rows; /* logits of one call */
+    int64_t nans;
     bl_arena arena;
     bl_error *err;
 } run;
@@ -72,6 +74,13 @@ static bl_status prepare(run *r)
 
 /* ---- one call, and all of them */
 
+static int64_t count_nans(const float *x, int64_t n)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += isnan(x[i]) != 0;
+    return count;
+}
+
 static bl_status step(run *r, int64_t done, bool *more)
 {
     const size_t row = (size_t)bl_model_config(r->model)->vocab_size * sizeof(float);
@@ -89,6 +98,7 @@ static bl_status step(run *r, int64_t done, bool *more)
     for (int64_t i = 0; i < r->j->sequence_count; i++) {
         const uint64_t bytes = (uint64_t)taken(r, i, done) * row;
         if (bytes) BL_TRY(bl_output_write(r->out, rows, bytes, r->tensors[i].offset + (uint64_t)done * row, r->err));
+        r->nans += count_nans((const float *)(const void *)rows, (int64_t)(bytes / sizeof(float)));
         rows += bytes;
     }
     return BL_OK;
@@ -107,12 +117,13 @@ static bl_status all_steps(run *r)
     return bl_output_commit(&r->out, r->err);
 }
 
-bl_status logits_run(const logits_job *j, bl_error *err)
+bl_status logits_run(const logits_job *j, int64_t *nans, bl_error *err)
 {
     run r = {.j = j, .err = err};
     bl_status s = bl_model_open(&r.model, j->model, &j->options, err);
     if (s == BL_OK) s = prepare(&r);
     if (s == BL_OK) s = all_steps(&r);
+    if (nans) *nans = r.nans;
     bl_output_abort(&r.out);
     parity_close(&r.parity);
     for (int64_t i = 0; r.sequences && i < j->sequence_count; i++) bl_sequence_destroy(&r.sequences[i]);

@@ -19,7 +19,8 @@ typedef struct logits_job {
     bool (*cancelled)(void); /* asked between calls; may be NULL */
 } logits_job;
 
-/* Runs all sequences in one batch. The file holds F32 tensors [tokens, vocab]: "logits", or "logits.0" ... for several. */
-bl_status logits_run(const logits_job *j, bl_error *err);
+/* Runs all sequences in one batch. The file holds F32 tensors [tokens, vocab]: "logits", or "logits.0" ... for several. *nans (may be
+ * NULL): how many of the logits are no numbers; they are written like the others. */
+bl_status logits_run(const logits_job *j, int64_t *nans, bl_error *err);
 
 #endif

@@ -124,7 +124,7 @@ def test_same_seed_same_text(baleen):
     assert baleen("generate", "--chat", "--prompt", "Tell me.", "--temperature", 1.5, "--seed", 8, "--max-tokens", 20).out not in texts
 
 
-def test_generate_stops_at_a_logit_that_is_no_number(baleen, tmp_path):
+def test_logits_that_are_no_numbers(baleen, tmp_path):
     items = ckpt.tensors(DEMO)
     dtype, shape, head = items["head.weight"]
     row = 2 * shape[1]
@@ -133,6 +133,10 @@ def test_generate_stops_at_a_logit_that_is_no_number(baleen, tmp_path):
     r = baleen("generate", folder, "--prompt", "What is 23 plus 14?", "--max-tokens", 3)
     assert r.rc == 3 and r.out == "" and r.err.count("\n") == 1, (r.rc, r.out, r.err)
     assert f"1 of the model's {shape[0]} logits are no numbers (NaN)" in r.err
+    r = baleen("logits", folder, "--ids", "1,2,3", "--out", tmp_path / "l", "--json")
+    assert r.rc == 1 and r.err.count("\n") == 1 and "3 of its logits are no numbers (NaN)" in r.err, (r.rc, r.err)
+    got = golden.read(tmp_path / "l")["logits"]
+    assert json.loads(r.out)["nans"] == np.isnan(got).sum() == 3 and np.isnan(got[:, 50]).all()
 
 
 @pytest.mark.parametrize("args", [[], ["--prompt", "a", "--thinking"], ["--prompt", "a", "--top-p", "0"], ["--prompt", "a", "--top-p", "2"],
