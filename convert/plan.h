@@ -3,6 +3,7 @@
 #ifndef BL_CONVERT_PLAN_H
 #define BL_CONVERT_PLAN_H
 
+#include "verify/scales.h"
 #include "verify/share.h"
 #include "verify/view.h"
 
@@ -72,11 +73,6 @@ typedef struct bl_plan_tensor {
     uint8_t fine_rows, fine_cols; /* of its value digests: bl_weight */
     const uint64_t *start, *global_shape; /* [ndim] as the rank manifest has them */
 } bl_plan_tensor;
-
-/* The file that BL_TO_BF16 keeps the scales in when asked to, and BL_TO_PACKED those of weights that it decodes: a safetensors file of the E8M0 tensors under their released names. It
- * is not called .safetensors, because many readers of a checkpoint folder take every file of that name, whatever the index says,
- * and would meet tensors they do not know. */
-#define BL_SCALES_NAME "scales.source.st"
 
 typedef struct bl_plan_file {
     const char *name; /* relative to the output folder */

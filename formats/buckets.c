@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 char *bl_bucket_name(char *buf, size_t i)
@@ -320,11 +321,32 @@ bl_status bl_buckets_parse(const char *text, size_t n, const char *path, bl_aren
     return check_names(&r, out);
 }
 
-bool bl_buckets_recognise(const char *folder)
+static bool there(const char *folder, const char *name)
 {
     char path[4096];
-    int n = snprintf(path, sizeof path, "%s/" BL_BUCKETS_NAME, folder);
-    return n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
+    struct stat st;
+    int n = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return n > 0 && (size_t)n < sizeof path && lstat(path, &st) == 0;
+}
+
+bool bl_sync_recognise(const char *folder, const char *own, const char *beside)
+{
+    return there(folder, own) ||
+           (there(folder, beside) && !there(folder, "model.safetensors.index.json") && !there(folder, "manifest.json"));
+}
+
+bl_status bl_sync_there(const char *folder, const char *own, bool recognised, const char *what, bl_error *err)
+{
+    if (there(folder, own) || access(folder, F_OK) != 0) { /* what else is wrong shows where it is read */
+        return BL_OK;
+    }
+    return recognised ? bl_fail(err, BL_E_INPUT, folder, NULL, -1, "%s is missing: nothing else says what the files here hold", own)
+                      : bl_fail(err, BL_E_INPUT, folder, NULL, -1, "holds no %s: there is no %s", what, own);
+}
+
+bool bl_buckets_recognise(const char *folder)
+{
+    return bl_sync_recognise(folder, BL_BUCKETS_NAME, BL_BUCKETS_BYTES_NAME);
 }
 
 bl_status bl_buckets_read(const char *folder, bl_arena *arena, bl_buckets *out, char **text, size_t *n, bl_error *err)
@@ -334,9 +356,7 @@ bl_status bl_buckets_read(const char *folder, bl_arena *arena, bl_buckets *out, 
     if (!path) {
         return bl_fail(err, BL_E_NOMEM, folder, NULL, -1, "out of memory");
     }
-    if (!bl_buckets_recognise(folder) && access(folder, F_OK) == 0) {
-        return bl_fail(err, BL_E_INPUT, folder, NULL, -1, "holds no weight-sync buckets: there is no " BL_BUCKETS_NAME);
-    }
+    BL_TRY(bl_sync_there(folder, BL_BUCKETS_NAME, bl_buckets_recognise(folder), "weight-sync buckets", err));
     BL_TRY(bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &data, &size, err));
     bl_status s = bl_buckets_parse(data, size, path, arena, out, err);
     if (s == BL_OK && text) {

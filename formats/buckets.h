@@ -82,7 +82,12 @@ bl_status bl_buckets_parse(const char *text, size_t n, const char *path, bl_aren
 /* The same from folder/buckets.json; *text (malloc'd) and *n, which may be NULL, get the text. */
 bl_status bl_buckets_read(const char *folder, bl_arena *arena, bl_buckets *out, char **text, size_t *n, bl_error *err);
 
-/* Is there a buckets.json in folder? */
+/* Is there a file called own in folder, or, where the folder is no checkpoint by its index or manifest, one called beside, which nothing
+ * else has? */
+bool bl_sync_recognise(const char *folder, const char *own, const char *beside);
+/* BL_E_INPUT when folder is there, but own, which describes what it holds, is not: in one that was recognised it is missing. */
+bl_status bl_sync_there(const char *folder, const char *own, bool recognised, const char *what, bl_error *err);
+/* Are there buckets in folder, if only by the texts that follow from a buckets.json that is missing? */
 bool bl_buckets_recognise(const char *folder);
 
 /* buckets.json as text, malloc'd. Equal buckets give equal bytes. What parse would refuse is BL_E_INTERNAL. */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 const char *bl_delta_encoding_name(bl_delta_encoding e)
 {
@@ -136,9 +135,7 @@ bl_status bl_delta_parse(const char *text, size_t n, const char *path, bl_arena 
 
 bool bl_delta_recognise(const char *folder)
 {
-    char path[4096];
-    int n = snprintf(path, sizeof path, "%s/" BL_DELTA_NAME, folder);
-    return n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
+    return bl_sync_recognise(folder, BL_DELTA_NAME, BL_DELTA_TARGET_NAME);
 }
 
 bl_status bl_delta_read(const char *folder, bl_arena *arena, bl_delta *out, bl_error *err)
@@ -148,9 +145,7 @@ bl_status bl_delta_read(const char *folder, bl_arena *arena, bl_delta *out, bl_e
     if (!path) {
         return bl_fail(err, BL_E_NOMEM, folder, NULL, -1, "out of memory");
     }
-    if (!bl_delta_recognise(folder) && access(folder, F_OK) == 0) {
-        return bl_fail(err, BL_E_INPUT, folder, NULL, -1, "holds no delta of weight-sync buckets: there is no " BL_DELTA_NAME);
-    }
+    BL_TRY(bl_sync_there(folder, BL_DELTA_NAME, bl_delta_recognise(folder), "delta of weight-sync buckets", err));
     BL_TRY(bl_foreign_slurp(path, BL_MANIFEST_MAX_BYTES, &text, &n, err));
     bl_status s = bl_delta_parse(text, n, path, arena, out, err);
     free(text);

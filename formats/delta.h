@@ -62,7 +62,7 @@ const char *bl_delta_encoding_name(bl_delta_encoding e);
 bl_status bl_delta_parse(const char *text, size_t n, const char *path, bl_arena *arena, bl_delta *out, bl_error *err);
 /* The same from folder. */
 bl_status bl_delta_read(const char *folder, bl_arena *arena, bl_delta *out, bl_error *err);
-/* Is there a delta.json in folder? */
+/* Is there a delta in folder, if only by a target.json whose delta.json is missing? */
 bool bl_delta_recognise(const char *folder);
 /* delta.json as text, malloc'd. What parse would refuse is BL_E_INTERNAL. */
 bl_status bl_delta_text(const bl_delta *d, char **text, size_t *n, bl_error *err);

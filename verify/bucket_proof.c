@@ -69,16 +69,8 @@ static bl_status check_config(prover *x, const char **names, size_t count, bl_er
 {
     bl_config c;
     bl_slots slots = {0};
-    char *text;
-    size_t n;
-    const char *path = bl_path_join(&x->p.arena, x->p.folder, "config.json");
-    if (!path) {
-        return nomem(err);
-    }
-    BL_TRY(bl_file_slurp(path, (uint64_t)64 << 20, &text, &n, err));
-    bl_status s = bl_config_parse_any(text, n, path, &x->p.arena, &c, err);
-    free(text);
-    BL_TRY(s);
+    const char *path;
+    BL_TRY(bl_folder_config(&x->p, &c, &path, err));
     if (!c.earlier) {
         BL_TRY(bl_slots_build(&c, path, &x->p.arena, &slots, err));
     }

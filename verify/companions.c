@@ -2,6 +2,9 @@
 
 #include "formats/foreign.h"
 #include "formats/json.h"
+#include "formats/names.h"
+#include "formats/safetensors.h"
+#include "verify/scales.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -51,4 +54,23 @@ bl_status bl_companions_check(const char *folder, bl_problem_fn on_problem, void
         }
     }
     return BL_OK;
+}
+
+bl_status bl_companion_scales_check(const bl_checkpoint *c, bl_error *err)
+{
+    bl_arena arena = {0};
+    bl_st_header header;
+    bl_file *file = NULL;
+    struct stat st;
+    const char *path = bl_path_join(&arena, c->path, BL_SCALES_NAME);
+    bl_status s = BL_OK;
+    if (!path) {
+        s = bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
+    } else if (!c->archive && stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
+        s = bl_file_open(&file, path, err);
+        s = s == BL_OK ? bl_st_read(file, 0, &arena, &header, err) : s;
+    }
+    bl_file_close(&file);
+    bl_arena_reset(&arena);
+    return s;
 }

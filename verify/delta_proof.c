@@ -64,6 +64,7 @@ static void check_tensors(prover *x)
 static bl_status prove(bl_folder_proof *p, bl_error *err)
 {
     prover *x = (prover *)(void *)p;
+    bl_config config;
     bl_error e = {0};
     bl_status s = bl_delta_read(p->folder, &p->arena, &x->delta, &e);
     s = s == BL_OK ? bl_delta_target(p->folder, &x->delta, &p->arena, &x->target, NULL, NULL, &e) : s;
@@ -77,6 +78,8 @@ static bl_status prove(bl_folder_proof *p, bl_error *err)
         p->expected[i] = (bl_manifest_file){.name = f->name, .bytes = f->data_offset + f->nbytes};
     }
     check_tensors(x);
+    s = bl_folder_config(p, &config, NULL, &e);
+    BL_TRY(bl_folder_judge(p, 0, s, &e, err));
     BL_TRY(bl_folder_strays(p, err));
     return p->f->o->level >= 1 ? bl_folder_open(p, match_file, err) : BL_OK;
 }

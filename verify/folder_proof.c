@@ -1,10 +1,14 @@
 #include "verify/folder_proof.h"
 
+#include "formats/foreign.h"
 #include "formats/names.h"
 #include "verify/signature.h"
 
 #include <dirent.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define MAX_CONFIG ((uint64_t)64 << 20)
 
 static bl_status nomem(bl_error *err)
 {
@@ -20,6 +24,19 @@ bl_status bl_folder_judge(const bl_folder_proof *p, int level, bl_status s, cons
     }
     if (s != BL_OK && err && err->code == BL_OK) {
         *err = *e;
+    }
+    return s;
+}
+
+bl_status bl_folder_config(bl_folder_proof *p, bl_config *c, const char **path, bl_error *err)
+{
+    char *text, *file = bl_path_join(&p->arena, p->folder, "config.json");
+    size_t n;
+    BL_TRY(file ? bl_foreign_slurp(file, MAX_CONFIG, &text, &n, err) : nomem(err));
+    bl_status s = bl_config_parse_any(text, n, file, &p->arena, c, err);
+    free(text);
+    if (path) {
+        *path = file;
     }
     return s;
 }

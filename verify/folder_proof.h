@@ -29,6 +29,8 @@ bl_status bl_folder_prove(bl_folder_proof *p, const bl_key *key, bl_status (*pro
 
 /* What is wrong with the input is a finding at the level; other failures come back. */
 bl_status bl_folder_judge(const bl_folder_proof *p, int level, bl_status s, const bl_error *e, bl_error *err);
+/* The folder's config.json, in p's arena; *path, which may be NULL: its path. */
+bl_status bl_folder_config(bl_folder_proof *p, bl_config *c, const char **path, bl_error *err);
 /* Room for count expected files, to be filled in. */
 bl_status bl_folder_expect(bl_folder_proof *p, size_t count, bl_error *err);
 /* No other file may be a safetensors file: readers that take all of a folder must find the expected ones alone. Level 0. */

@@ -1,8 +1,13 @@
-/* The float32 scales of fp8 weights, looked at before anything is concluded from them. */
+/* The float32 scales of fp8 weights, looked at before anything is concluded from them; where scales are kept aside. */
 #ifndef BL_VERIFY_SCALES_H
 #define BL_VERIFY_SCALES_H
 
 #include "verify/bind.h"
+
+/* The file beside a cast that holds the scales of cast weights, and in a packed model those of weights that it decoded: a safetensors
+ * file of the E8M0 tensors under their released names. It is not called .safetensors, because many readers of a checkpoint folder take
+ * every file of that name, whatever the index says, and would meet tensors they do not know. */
+#define BL_SCALES_NAME "scales.source.st"
 
 typedef struct bl_scale_place {
     const bl_weight *weight; /* NULL: none */

@@ -47,17 +47,19 @@ static bool looks_like_one(const char *path)
     return false;
 }
 
-/* Signatures, download records and what the cache can know are of folders; a signature can only be put into one. */
+/* What the cache can know is of folders, and a signature can only be put into one. */
+static bl_status check_archive(const bl_archive *a, const char *path, const bl_verify_options *o, bl_error *err)
+{
+    return a && (o->sign || o->cache) ? bl_fail(err, BL_E_USAGE, path, NULL, -1, "%s",
+                                                o->sign ? BL_SIGN_ARCHIVE : "is an archive: the cache knows files of a folder")
+                                      : BL_OK;
+}
+
 static bl_status check_kind(const side *s, const bl_verify_options *o, bl_error *err)
 {
-    if (s->c->kind == BL_SOURCE_FILE) {
-        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: signatures, download records and a cache are for folders");
-    }
-    if (s->c->archive && (o->sign || o->cache)) {
-        return bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "%s",
-                       o->sign ? BL_SIGN_ARCHIVE : "is an archive: the cache knows files of a folder");
-    }
-    return BL_OK;
+    return s->c->kind == BL_SOURCE_FILE && (o->sign || o->key || o->hub || o->cache)
+               ? bl_fail(err, BL_E_USAGE, s->c->name, NULL, -1, "is a single file: signatures, download records and a cache are for folders")
+               : BL_OK;
 }
 
 /* Level 0 and 1. Problems of a single file, and of what is no checkpoint at all, are failures, not findings. *opened: path's archive, taken
@@ -79,7 +81,7 @@ static bl_status open_side(side *s, const char *path, bl_archive **opened, bl_fi
     if (f->o->against && !s->c->has_config) {
         return bl_fail(err, BL_E_INPUT, s->c->path, NULL, -1, "has no usable config.json, which a comparison of values needs");
     }
-    return f->o->sign || f->o->key || f->o->hub || f->o->cache ? check_kind(s, f->o, err) : BL_OK;
+    return check_kind(s, f->o, err);
 }
 
 /* F32 scales against what the config says of them. That they are sound is seen where every byte is looked at. */
@@ -136,6 +138,21 @@ static bool hub_knows(const bl_witnesses *w)
     return false;
 }
 
+/* Scales that a cast kept. Those of a packed model are in its manifest. */
+static bl_status check_kept_scales(const side *s, bl_finder *f, bl_error *err)
+{
+    bl_error e = {0};
+    bl_status status = bl_companion_scales_check(s->c, &e);
+    if (status == BL_E_INPUT) {
+        bl_finder_problem(f, &e);
+        return BL_OK;
+    }
+    if (status != BL_OK && err) {
+        *err = e;
+    }
+    return status;
+}
+
 /* Levels above 1 of a side. full: everything that the level asks for; else values alone. */
 static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_error *err)
 {
@@ -163,6 +180,7 @@ static bl_status scan_side(side *s, bl_finder *f, bool full, bool values, bl_err
     if (full && level >= 1 && s->c->kind != BL_SOURCE_FILE) {
         f->level = 1;
         BL_TRY(bl_companions_check(s->c->path, bl_finder_problem, f, err));
+        BL_TRY(s->c->kind == BL_SOURCE_HF ? check_kept_scales(s, f, err) : BL_OK);
     }
     BL_TRY(full ? bl_manifest_check(f, s->c, &s->witnesses, err) : BL_OK);
     s->scan.semantic = full && level >= 2 && !elsewhere;
@@ -260,6 +278,7 @@ static bl_status verify(bl_place *place, bl_finder *f, side sides[2], const bl_k
 {
     const bl_verify_options *o = f->o;
     bool values = o->against != NULL;
+    BL_TRY(check_archive(place->archive, place->name, o, err)); /* before findings are told */
     BL_TRY(open_side(&sides[0], place->name, &place->archive, f, o->one_rank, err));
     if (o->level >= 3 && sides[0].c->kind != BL_SOURCE_FILE) {
         BL_TRY(bl_witness_read(f, sides[0].c, &sides[0].arena, &sides[0].witnesses, err));

@@ -1,9 +1,11 @@
 #include "verify/witness.h"
 
+#include "formats/delta.h"
 #include "formats/digest.h"
 #include "formats/file.h"
 #include "formats/names.h"
 #include "verify/companions.h"
+#include "verify/scales.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -58,7 +60,8 @@ static bl_status add(gatherer *g, const char *name, bl_witness **out, bl_error *
 /* Names of files that are read whole, each with a limit of its own of at most BL_MANIFEST_MAX_BYTES. */
 static bool read_whole(const char *name)
 {
-    static const char *const others[] = {"config.json", "manifest.json", "model.safetensors.index.json"};
+    static const char *const others[] = {"config.json",   "manifest.json",      "model.safetensors.index.json", BL_BUCKETS_NAME,
+                                         BL_DELTA_NAME, BL_DELTA_TARGET_NAME, BL_BUCKETS_BYTES_NAME,          BL_BUCKETS_ELEMENTS_NAME};
     const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name;
     bool known = false;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -80,8 +83,8 @@ static bool was_opened(const bl_checkpoint *c, const char *name)
     return false;
 }
 
-/* Can a listed file not have the right digest, for a reason that is a finding of level 1 already? Hashing it would then only take
- * time, for a hole of a terabyte hours: too large to be read, another size than the manifest's, weights that could not be opened. */
+/* Can a file not be what it should, for a reason that is a finding of a lower level already? Hashing it would then only take time, for a
+ * hole of a terabyte hours: too large to be read, another size than the manifest's, weights that could not be opened. */
 static bool hopeless(const gatherer *g, const char *name, uint64_t size)
 {
     const bl_manifest *m = g->c->manifest;
@@ -93,7 +96,11 @@ static bool hopeless(const gatherer *g, const char *name, uint64_t size)
             return m->files[i].bytes != size;
         }
     }
-    return g->c->kind == BL_SOURCE_HF && !strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);
+    if (g->c->kind != BL_SOURCE_HF) {
+        return false;
+    }
+    return !strcmp(name, BL_SCALES_NAME) ? bl_companion_scales_check(g->c, NULL) != BL_OK
+                                         : !strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);
 }
 
 bl_status bl_witness_read(bl_finder *f, const bl_checkpoint *c, bl_arena *arena, bl_witnesses *out, bl_error *err)
@@ -235,7 +242,7 @@ static bool left_out(const gatherer *g, const char *name)
 }
 
 /* Something that SHA256SUMS does not list. */
-static bl_status unlisted(gatherer *g, const char *name, bool regular, bl_error *err)
+static bl_status unlisted(gatherer *g, const char *name, bool regular, uint64_t size, bl_error *err)
 {
     const char *path = bl_path_join(g->arena, g->c->path, name);
     bool packed = g->c->kind == BL_SOURCE_PACKED, chunks = packed && left_out(g, name);
@@ -243,7 +250,7 @@ static bl_status unlisted(gatherer *g, const char *name, bool regular, bl_error 
         return nomem(err);
     }
     if (regular && g->f->o->sign && (chunks || g->first)) {
-        return want(g, name, err);
+        return hopeless(g, name, size) ? BL_OK : want(g, name, err);
     }
     if (chunks && g->all) {
         bl_find(g->f, 3, path, NULL, -1, -1, "is not listed in " BL_SUMS_NAME ": the signature does not cover it");
@@ -292,7 +299,7 @@ static bl_status visit(gatherer *g, const char *name, int depth, bl_error *err)
     if (regular) {
         BL_TRY(hub_record(g, name, (uint64_t)st.st_size, in_sums, err));
     }
-    return in_sums ? BL_OK : unlisted(g, name, regular, err);
+    return in_sums ? BL_OK : unlisted(g, name, regular, regular ? (uint64_t)st.st_size : 0, err);
 }
 
 /* Not by the locale: findings come in the same order everywhere. */

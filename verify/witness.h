@@ -39,8 +39,8 @@ bl_status bl_witness_read(bl_finder *f, const bl_checkpoint *c, bl_arena *arena,
 
 /* Gather what is recorded for the files of the folder; missing files and files of a packed model that are not listed are found at
  * level 3, and when a signature is to cover all (sign or key of the options) whatever is not listed. Files that SHA256SUMS may be
- * completed by before it is signed are wanted. Listed files that level 1 has found unfit already are left out, so that nobody hashes a
- * hole of a terabyte. All lives in arena. */
+ * completed by before it is signed are wanted. Files that level 0 or 1 finds unfit are left out, so that nobody hashes a hole of a
+ * terabyte. All lives in arena. */
 bl_status bl_witness_gather(bl_finder *f, const bl_checkpoint *c, bl_arena *arena, bl_witnesses *out, bl_error *err);
 /* The record of a file by its path; NULL when there is none. */
 bl_witness *bl_witness_of(const bl_witnesses *w, const char *path);

@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import struct
+import subprocess
 import time
 
 import pytest
@@ -619,15 +620,77 @@ def test_hostile_packed_model(packed, tmp_path, kind):
     assert time.monotonic() - start < SECONDS
 
 
-@pytest.mark.parametrize("to", ["bf16", "packed"])
-def test_holes_of_a_terabyte_are_not_hashed(nano, tmp_path, to):
-    """SHA256SUMS lists every file: one that level 1 refuses already must not be read to its end."""
-    d = tmp_path / "ckpt"
-    assert run("baleen", "convert", nano, d, "--to", to).rc == 0
-    names = [line.split("  ", 1)[1] for line in (d / "SHA256SUMS").read_text().splitlines()]
+# ---- holes of a terabyte: a file that a lower level refuses already must not be read to its end
+
+def holes(d, names, check):
     for name in names:
         before = (d / name).stat().st_size
         os.truncate(d / name, 1 << 40)
-        found(limited("verify", d), name)
+        check(name)
         os.truncate(d / name, before)
+
+
+def listed(d):
+    return [line.split("  ", 1)[1] for line in (d / "SHA256SUMS").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("to", [["bf16", "--save-scales"], ["packed"]], ids=lambda to: to[0])
+def test_holes_are_not_hashed(nano, tmp_path, to):
+    d = tmp_path / "ckpt"
+    assert run("baleen", "convert", nano, d, "--to", *to).rc == 0
+    assert ("scales.source.st" in listed(d)) == (to[0] == "bf16")
+    holes(d, listed(d), lambda name: found(limited("verify", d), name))
     assert limited("verify", d).rc == 0
+
+
+def test_holes_are_not_signed(nano, tmp_path):
+    """Without SHA256SUMS every file is to be hashed."""
+    key = tmp_path / "key"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True, capture_output=True)
+    d = shutil.copytree(nano, tmp_path / "ckpt")
+    holes(d, [f.name for f in nano.iterdir()], lambda name: found(limited("verify", d, "--sign", key), name))
+    assert not list(d.glob("SHA256SUMS*"))
+    assert limited("verify", d, "--sign", key).rc == 0
+
+
+def test_holes_in_what_weight_sync_made(nano, tmp_path):
+    b, n, delta = tmp_path / "b", tmp_path / "n", tmp_path / "delta"
+    changed = shutil.copytree(nano, tmp_path / "changed")
+    flip_last_byte(next(changed.glob("*.safetensors")))
+    for args in ([nano, b, "--size", "64KiB"], [changed, n, "--size", "64KiB"], [changed, delta, "--base", b]):
+        assert run("baleen", "bucket", *args).rc == 0
+
+    def refused(name):
+        r = limited("bucket", "--apply", delta, b, tmp_path / "out")
+        one_line(r, name)
+        assert not list(tmp_path.glob("out*"))
+
+    for d in (b, delta):
+        holes(d, [f for f in listed(d) if not f.startswith("bucket-")], lambda name: found(limited("verify", d), name))
+        assert limited("verify", d).rc == 0
+    holes(delta, listed(delta), refused)
+    assert limited("bucket", "--apply", delta, b, tmp_path / "out").rc == 0
+
+
+def test_weight_sync_without_its_description(nano, tmp_path):
+    """One line, and not one for each tensor that a checkpoint would have."""
+    b, delta = tmp_path / "b", tmp_path / "delta"
+    assert run("baleen", "bucket", nano, b).rc == 0 and run("baleen", "bucket", nano, delta, "--base", b).rc == 0
+    for d, name in ((b, "buckets.json"), (delta, "delta.json")):
+        (d / name).unlink()
+        for command in ("verify", "inspect"):
+            r = limited(command, d)
+            assert r.rc == (1 if command == "verify" else 3) and r.err.count("\n") == 1 and f"{name} is missing" in r.err, r.err
+        r = limited("bucket", "--apply", delta, b, tmp_path / "out")
+        assert r.rc == 3 and r.err.count("\n") == 1 and "is missing" in r.err, r.err
+    # A checkpoint by its index is one, whatever lies beside.
+    d = shutil.copytree(nano, tmp_path / "ckpt")
+    for name in ("target.json", "flattened.bytes.json"):
+        (d / name).write_text("{}")
+    assert limited("verify", d).rc == 0
+
+
+def flip_last_byte(path):
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)

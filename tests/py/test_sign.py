@@ -296,6 +296,10 @@ def test_files_and_archives(models, keys, tmp_path):
     (out / "evil.py").write_text("x")
     assert tool("tar", "cf", archive, "-C", tmp_path, "model")[0] == 0
     found(run("baleen", "verify", archive, "--key", keys["pub"]), "evil.py", "not listed")
+    next(out.glob("*/layer-00.safetensors")).unlink()  # what cannot be asked for is said before what else is wrong
+    assert tool("tar", "cf", archive, "-C", tmp_path, "model")[0] == 0
+    one_line(run("baleen", "verify", archive, "--sign", keys["key"]), 2, "archive")
+    one_line(run("baleen", "verify", archive, "--cache", tmp_path / "cache"), 2, "the cache knows files of a folder")
 
 
 def test_one_rank_on_its_node(models, keys, tmp_path):
