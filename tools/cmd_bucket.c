@@ -1,7 +1,9 @@
 /* baleen bucket: weight-sync buckets of a checkpoint. */
 #include "convert/bucket.h"
 #include "kernels/cpu.h"
+#include "tools/class_table.h"
 #include "tools/cli.h"
+#include "tools/copy_rate.h"
 #include "tools/receipt.h"
 
 #include <string.h>
@@ -72,16 +74,36 @@ static void on_plan(void *arg, const bl_buckets *b)
 
 static void print_archive(uint64_t bytes)
 {
+    char size[32];
     if (bytes) {
-        printf(", archive of %.3f GB", (double)bytes * 1e-9);
+        printf(", archive of %s", class_bytes(bytes, size, sizeof size));
     }
 }
 
-/* The receipt, with the size of the archive where one was written. */
-static int print_receipt(json_t *j, uint64_t archive_bytes)
+/* What was written in what time, beside copying in memory, which nothing that copies from files to files can surpass. */
+static void print_rate(uint64_t bytes, double seconds, int jobs)
 {
+    int threads;
+    const double rate = (double)bytes / (seconds > 0 ? seconds : 1), copy = copy_rate(jobs, &threads);
+    printf(", %.1f s, %.2f GB/s", seconds, rate * 1e-9);
+    if (copy > 0) {
+        printf(", %.1f%% of what %d thread%s cop%s in memory (%.2f GB/s)", 100 * rate / copy, threads, bl_plural((uint64_t)threads),
+               threads == 1 ? "ies" : "y", copy * 1e-9);
+    }
+    printf("\n");
+}
+
+/* The receipt, with the size of the archive where one was written, and where files were, by how many jobs, the rate of copying. */
+static int print_receipt(json_t *j, uint64_t archive_bytes, const int *jobs)
+{
+    int threads = 0;
+    const double copy = j && jobs ? copy_rate(*jobs, &threads) : 0;
     if (j && archive_bytes) {
         json_object_set_new(j, "archive_bytes", json_integer((json_int_t)archive_bytes));
+    }
+    if (copy > 0) {
+        json_object_set_new(j, "copy_bytes_per_second", json_real(copy));
+        json_object_set_new(j, "copy_threads", json_integer(threads));
     }
     return receipt_print("baleen bucket", j);
 }
@@ -103,7 +125,7 @@ static int print_json(const char *src, const char *dst, const bl_bucket_options 
     if (plan) {
         json_object_set_new(j, "plan", plan);
     }
-    return print_receipt(j, r->archive_bytes);
+    return print_receipt(j, r->archive_bytes, o->dry_run ? NULL : &o->jobs);
 }
 
 static void print_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
@@ -118,10 +140,11 @@ static void print_text(const char *dst, const bl_bucket_options *o, const bl_buc
         printf(", %zu tensor%s in slices", r->sliced, bl_plural(r->sliced));
     }
     print_archive(r->archive_bytes);
-    if (!o->dry_run) {
-        printf(", %.1f s, %.2f GB/s", r->seconds, (double)r->file_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
+    if (o->dry_run) {
+        printf("\n");
+    } else {
+        print_rate(r->file_bytes, r->seconds, o->jobs);
     }
-    printf("\n");
     if (r->host_tensors) {
         size_t digests = o->dry_run ? 0 : r->host_digests;
         printf("%zu tensor%s kept by the receiver, %.3f GB, %zu value digest%s\n", r->host_tensors, bl_plural(r->host_tensors),
@@ -145,18 +168,20 @@ static int print_delta_json(const char *src, const char *dst, const bl_bucket_op
                                    (json_int_t)r->changed_buckets, "changed_tensors", (json_int_t)r->changed, "changed_bytes",
                                    (json_int_t)r->changed_bytes, "delta_bytes", (json_int_t)r->delta_bytes, "changed_host_tensors",
                                    (json_int_t)r->host_changed, "sha256", !o->no_sha256, "seconds", r->seconds),
-                         r->archive_bytes);
+                         r->archive_bytes, NULL);
 }
 
 static void print_delta_text(const char *dst, const bl_bucket_options *o, const bl_bucket_report *r)
 {
+    char changed[32], delta[32];
     if (o->dry_run) {
         printf("would write %s: %zu tensor%s in %zu bucket%s, %.3f GB, to be compared with %s\n", dst, r->tensors, bl_plural(r->tensors),
                r->buckets, bl_plural(r->buckets), (double)r->tensor_bytes * 1e-9, o->base);
         return;
     }
-    printf("%s: %zu tensor%s (or slices) in %zu of %zu bucket%s changed, %.3f GB, as %.3f GB", dst, r->changed, bl_plural(r->changed),
-           r->changed_buckets, r->buckets, bl_plural(r->buckets), (double)r->changed_bytes * 1e-9, (double)r->delta_bytes * 1e-9);
+    printf("%s: %zu tensor%s (or slices) in %zu of %zu bucket%s changed, %s, as %s", dst, r->changed, bl_plural(r->changed), r->changed_buckets,
+           r->buckets, bl_plural(r->buckets), class_bytes(r->changed_bytes, changed, sizeof changed),
+           class_bytes(r->delta_bytes, delta, sizeof delta));
     print_archive(r->archive_bytes);
     printf(", %.1f s, %.2f GB/s compared\n", r->seconds, (double)r->tensor_bytes * 1e-9 / (r->seconds > 0 ? r->seconds : 1));
     if (r->host_changed) {
@@ -185,14 +210,14 @@ static int apply(const cli_command *c, const char *delta, const char *base, cons
                                             (json_int_t)r.changed, "delta_bytes", (json_int_t)r.delta_bytes, "file_bytes",
                                             (json_int_t)r.file_bytes, "linked_buckets", (json_int_t)r.linked, "linked_bytes",
                                             (json_int_t)r.linked_bytes));
-        return print_receipt(j, r.archive_bytes);
+        return print_receipt(j, r.archive_bytes, &o.jobs);
     }
     if (s == BL_OK) {
         printf("%s: %zu tensor%s (or slices) in %zu of %zu bucket%s changed, %.3f GB, %zu bucket%s linked", dst, r.changed,
                bl_plural(r.changed), r.changed_buckets, r.buckets, bl_plural(r.buckets), (double)r.file_bytes * 1e-9, r.linked,
                bl_plural(r.linked));
         print_archive(r.archive_bytes);
-        printf(", %.1f s, %.2f GB/s\n", r.seconds, (double)r.file_bytes * 1e-9 / (r.seconds > 0 ? r.seconds : 1));
+        print_rate(r.file_bytes, r.seconds, o.jobs);
     }
     return cli_report(c->program, s, &err);
 }

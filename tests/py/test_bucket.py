@@ -184,7 +184,7 @@ def test_dry_run(baleen, tmp_path):
     plan = r["plan"]
     done = make(baleen, DEMO, out, "--size", "1MiB")
     assert [(p["name"], p["nbytes"]) for p in plan] == [(b["name"], b["nbytes"]) for b in buckets.read(out)["buckets"]]
-    assert {k: v for k, v in done.items() if k not in ("seconds", "dry_run")} == \
+    assert {k: v for k, v in done.items() if k not in ("seconds", "dry_run", "copy_bytes_per_second", "copy_threads")} == \
         {k: v for k, v in r.items() if k not in ("seconds", "dry_run", "plan")}
     text = baleen("bucket", DEMO, tmp_path / "other", "--size", "1MiB", "--dry-run")
     assert text.rc == 0 and "bucket-00001.safetensors" in text.out and "kept by the receiver" in text.out
@@ -221,6 +221,22 @@ def test_refusals(baleen, demo_packed, tmp_path):
     file.write_bytes(raw)
     r = baleen("bucket", tmp_path / "damaged", tmp_path / "out")
     assert r.rc == 3 and "damaged" in r.err and "layers.2." in r.err and not (tmp_path / "out").exists()
+
+
+def test_the_rate_stands_beside_that_of_copying(baleen, tmp_path):
+    """Measured in the run, with the share of it that the printed rates have."""
+    r = baleen("bucket", DEMO, tmp_path / "a", "--jobs", 1)
+    m = re.search(r" ([\d.]+) GB/s, ([\d.]+)% of what 1 thread copies in memory \(([\d.]+) GB/s\)$", r.out, re.M)
+    assert r.rc == 0 and m, r.out
+    rate, share, copy = map(float, m.groups())
+    assert copy > 0.05 and abs(rate - share / 100 * copy) < 0.005 + 0.001 * copy + 0.0001 * share, r.out
+    j = make(baleen, DEMO, tmp_path / "b", "--jobs", "3")
+    assert j["copy_bytes_per_second"] > 5e7 and 1 <= j["copy_threads"] <= 3
+    r = baleen("bucket", DEMO, tmp_path / "c", "--dry-run")
+    assert r.rc == 0 and "in memory" not in r.out and "copy_bytes_per_second" not in make(baleen, DEMO, tmp_path / "c", "--dry-run")
+    assert baleen("bucket", DEMO, tmp_path / "d", "--base", tmp_path / "a").rc == 0
+    r = baleen("bucket", "--apply", tmp_path / "d", tmp_path / "a", tmp_path / "e")
+    assert r.rc == 0 and "in memory" in r.out
 
 
 def test_memory_does_not_grow_with_tensors(tmp_path):
