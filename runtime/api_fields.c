@@ -36,8 +36,12 @@ static bl_status read_flag(reader *r, bool *out)
 static bl_status read_int(reader *r, int64_t least, int64_t most, int64_t *out)
 {
     double d;
+    if (r->v.kind != BL_JSON_NUMBER)
+        return refuse(r, "must be a whole number");
     if (!bl_json_i64(r->v, out)) {
-        if (!bl_json_double(r->v, &d) || d != floor(d) || fabs(d) > 9e15)
+        if (!bl_json_double(r->v, &d) || fabs(d) > 9e15)
+            return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be a whole number from %lld to %lld", (long long)least, (long long)most);
+        if (d != floor(d))
             return refuse(r, "must be a whole number");
         *out = (int64_t)d;
     }
@@ -51,9 +55,9 @@ static bl_status read_int(reader *r, int64_t least, int64_t most, int64_t *out)
 static bl_status read_real(reader *r, double least, double most, float *out)
 {
     double d;
-    if (!bl_json_double(r->v, &d))
+    if (r->v.kind != BL_JSON_NUMBER)
         return refuse(r, "must be a number");
-    if (!(d >= least && d <= most))
+    if (!bl_json_double(r->v, &d) || !(d >= least && d <= most))
         return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be from %g to %g", least, most);
     *out = (float)d;
     return BL_OK;
@@ -195,7 +199,10 @@ static bl_status f_logit_bias(reader *r)
 static bl_status f_seed(reader *r)
 {
     int64_t n;
+    double d;
     if (!bl_json_u64(r->v, &r->p->sampling.seed)) {
+        if (r->v.kind == BL_JSON_NUMBER && (!bl_json_double(r->v, &d) || d < -0x1p63 || d >= 0x1p64))
+            return refuse(r, "must be a whole number from -9223372036854775808 to 18446744073709551615");
         BL_TRY(read_int(r, INT64_MIN, INT64_MAX, &n));
         r->p->sampling.seed = (uint64_t)n;
     }

@@ -111,6 +111,16 @@ def test_bad_chat_fields(server, field, values):
         refused(server, CHAT, {"messages": [U], **{field: v}})
 
 
+@pytest.mark.parametrize("field,number,says", [
+    ("max_tokens", "1e999", "a whole number from 1 to"), ("max_tokens", "9" * 400, "a whole number from 1 to"),
+    ("n", "18446744073709551616", "a whole number from 1 to 128"), ("top_k", "-1e30", "a whole number from -1 to 2147483647"),
+    ("temperature", "1e999", "from 0 to 1e+06"), ("top_p", "9" * 400, "from 0 to 1"), ("seed", "0.5", "must be a whole number"),
+    ("seed", "1e999", "from -9223372036854775808 to 18446744073709551615"), ("presence_penalty", "-1e999", "from -2 to 2")])
+def test_numbers_too_large_for_any_field(server, field, number, says):
+    """They are numbers, and the message says which would do."""
+    assert says in refused(server, TEXT, ('{"prompt": "x", "%s": %s}' % (field, number)).encode(), param=field)
+
+
 def test_fields_that_exclude_each_other(server):
     refused(server, TEXT, {"prompt": "x", "echo": True, "logprobs": 0}, param="echo")
     refused(server, TEXT, {"prompt": "x", "min_tokens": 17}, param="min_tokens")  # 16 are the default limit
