@@ -231,8 +231,9 @@ static bl_status open_lane(apply_job *a, lane *l, bl_error *err)
     l->opened = true;
     BL_TRY(path ? bl_place_file(&a->base_place, l->before->name, &l->file, err) : nomem(err));
     if (bl_file_size(l->file) != l->head.file_bytes) {
-        return bl_fail(err, BL_E_INPUT, l->path, NULL, -1, "has %llu bytes, not the %llu of its description",
-                       (unsigned long long)bl_file_size(l->file), (unsigned long long)l->head.file_bytes);
+        return bl_fail(err, BL_E_INPUT, l->path, NULL, -1, "has %llu byte%s, not the %llu of its description",
+                       (unsigned long long)bl_file_size(l->file), bl_plural(bl_file_size(l->file)),
+                       (unsigned long long)l->head.file_bytes);
     }
     BL_TRY(bl_reader_open(&l->reader, l->file, err));
     BL_TRY(l->delta ? open_stream(a, l, err) : BL_OK);

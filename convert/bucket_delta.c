@@ -76,8 +76,9 @@ static bl_status open_lane(delta_job *d, size_t i, bl_error *err)
     bool both = d->o->encoding == BL_DELTA_AUTO;
     BL_TRY(bl_place_file(&d->place, b->name, &l->file, err));
     if (bl_file_size(l->file) != b->data_offset + b->nbytes) {
-        return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), NULL, -1, "has %llu bytes, not the %llu of its description",
-                       (unsigned long long)bl_file_size(l->file), (unsigned long long)(b->data_offset + b->nbytes));
+        return bl_fail(err, BL_E_INPUT, bl_file_path(l->file), NULL, -1, "has %llu byte%s, not the %llu of its description",
+                       (unsigned long long)bl_file_size(l->file), bl_plural(bl_file_size(l->file)),
+                       (unsigned long long)(b->data_offset + b->nbytes));
     }
     BL_TRY(bl_reader_open(&l->reader, l->file, err));
     BL_TRY(bl_hasher_create(&l->before, err));

@@ -160,8 +160,8 @@ static bl_status check_hints(const bl_job *j, size_t found, bl_error *err)
     if (!c || c->kind != BL_SOURCE_FILE || !j->source->config.earlier || j->plan.present || found == c->tensor_count) {
         return BL_OK;
     }
-    return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has %zu scales, but only %zu of them are of weights that %s has as codes",
-                   c->tensor_count, found, bl_generation_name(j->binding.generation));
+    return bl_fail(err, BL_E_INPUT, c->path, NULL, -1, "has %zu scale%s, but only %zu of them are of weights that %s has as codes",
+                   c->tensor_count, bl_plural(c->tensor_count), found, bl_generation_name(j->binding.generation));
 }
 
 static bl_status make_plan(bl_job *j, bl_convert_report *report, bl_error *err)

@@ -165,7 +165,7 @@ bl_status bl_hints_bind(bl_hints *h, const bl_plan *plan, size_t *found, size_t 
         ++*weights;
     }
     if (expected && *found == 0) {
-        return bl_fail(err, BL_E_INPUT, h->c->path, NULL, -1, "has no scale of any of the %zu weights to encode", expected);
+        return bl_fail(err, BL_E_INPUT, h->c->path, NULL, -1, "has no scale of the %zu weight%s to encode", expected, bl_plural(expected));
     }
     return BL_OK;
 }

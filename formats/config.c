@@ -154,7 +154,7 @@ static bl_status read_compression(const bl_keys *k, bl_config *c)
     BL_TRY(bl_keys_int_list(k, "compress_ratios", 0, 2, &c->compress_ratios, &ratios));
     if (ratios != c->num_hidden_layers + c->num_nextn_predict_layers) {
         return bl_fail(k->err, BL_E_INPUT, k->path, "compress_ratios", -1,
-                       "has %d entries, num_hidden_layers + num_nextn_predict_layers is %d", ratios,
+                       "has %d entr%s, num_hidden_layers + num_nextn_predict_layers is %d", ratios, ratios == 1 ? "y" : "ies",
                        c->num_hidden_layers + c->num_nextn_predict_layers);
     }
     BL_TRY(bl_keys_layers(k, "kv_source_layer_ids", c->num_hidden_layers, &c->kv_source_layer_ids, &c->kv_source_count));
@@ -184,7 +184,7 @@ static bl_status read_engram(const bl_keys *k, bl_config *c)
     BL_TRY(bl_keys_list(k, "engram_num_embeddings", 1, (int64_t)1 << 40, &c->engram_num_embeddings, &tables));
     if (tables != c->engram_count) {
         return bl_fail(k->err, BL_E_INPUT, k->path, "engram_num_embeddings", -1,
-                       "has %d entries, engram_layer_ids has %d", tables, c->engram_count);
+                       "has %d entr%s, engram_layer_ids has %d", tables, tables == 1 ? "y" : "ies", c->engram_count);
     }
     BL_TRY(READ_INTS(k, c, engram_ints, true));
     return bl_keys_i64(k, "engram_vocab_size", 2, (int64_t)1 << 40, &c->engram_vocab_size);

@@ -220,8 +220,8 @@ bl_status bl_file_read(const bl_file *f, void *dst, uint64_t n, uint64_t offset,
     uint8_t *p = dst;
     uint64_t end;
     if (bl_add_overflow(offset, n, &end) || end > INT64_MAX - f->base) {
-        return bl_fail(err, BL_E_INPUT, f->path, NULL, -1, "read of %llu bytes at %llu is out of range",
-                       (unsigned long long)n, (unsigned long long)offset);
+        return bl_fail(err, BL_E_INPUT, f->path, NULL, -1, "read of %llu byte%s at %llu is out of range",
+                       (unsigned long long)n, bl_plural(n), (unsigned long long)offset);
     }
     if (f->base && end > f->size) {
         return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)offset, "truncated while reading: %llu byte%s missing",
@@ -353,7 +353,7 @@ bl_status bl_region_open(bl_region **out, bl_file *f, uint64_t offset, uint64_t 
     *out = NULL;
     if (bl_add_overflow(offset, n, &end) || end > f->size) {
         return bl_fail(err, BL_E_INPUT, f->path, NULL, (int64_t)(offset < INT64_MAX ? offset : INT64_MAX),
-                       "%llu bytes wanted here reach past the end of the file", (unsigned long long)n);
+                       "%llu byte%s wanted here: past the end of the file", (unsigned long long)n, bl_plural(n));
     }
     bl_region *r = malloc(sizeof *r);
     if (!r) {

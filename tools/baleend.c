@@ -80,10 +80,11 @@ static void say_ready(const settings *o, const bl_model *m, const bl_server *ser
     int64_t context = c->max_position_embeddings;
     if (o->server.max_context > 0 && o->server.max_context < context)
         context = o->server.max_context;
-    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequences at once (%.1f MB each when full), %d waiting, %d connections, "
+    printf("baleend: ready in %.0f ms: %s, context %lld, %d sequence%s at once (%.1f MB each when full), %d waiting, %d connection%s, "
            "thinking %s, on %s\n",
            seconds * 1e3, o->server.model_name, (long long)context, o->server.max_requests,
-           (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue, bl_server_connections(server),
+           bl_plural((uint64_t)o->server.max_requests), (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue,
+           bl_server_connections(server), bl_plural((uint64_t)bl_server_connections(server)),
            o->server.thinking ? "on" : "off", strcmp(bl_model_device(m), "cpu") == 0 ? "the CPU" : "the GPU");
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)

@@ -50,14 +50,14 @@ static void print_scales(const bl_scale_survey *s)
     const unsigned long long scales = s->scales, odd = s->rounded_scales, weights = s->weights, rounded = s->rounded_weights;
     const bool some = s->weights < s->all_weights;
     if (odd)
-        printf("            %llu float32 scales, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu "
-               "weights\n", scales, odd, rounded, weights);
+        printf("            %llu float32 scale%s, %llu of them no powers of two, as in V3 and R1: a cast to BF16 rounds %llu of %llu "
+               "weight%s\n", scales, bl_plural(scales), odd, rounded, weights, bl_plural(weights));
     else
-        printf("            %llu float32 scales, all powers of two, as from V3.1 on: a cast to BF16 is exact%s\n", scales,
+        printf("            %llu float32 scale%s, all powers of two, as from V3.1 on: a cast to BF16 is exact%s\n", scales, bl_plural(scales),
                some ? " if they all are" : "");
     if (some)
-        printf("            looked at: %llu of %llu weights with such scales; --scales reads all\n", weights,
-               (unsigned long long)s->all_weights);
+        printf("            looked at: %llu of %llu weight%s with such scales; --scales reads all\n", weights,
+               (unsigned long long)s->all_weights, bl_plural(s->all_weights));
 }
 
 void generation_print(const generation_facts *f)

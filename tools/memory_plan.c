@@ -21,7 +21,8 @@ void plan_print(const bl_memory_plan *p, const char *model)
         if (p->total[place]) printf("  %-8s %-16s %10.3f\n", places[place], "in all", gib(p->total[place]));
     }
     if (p->sequences)
-        printf("cache: %lld tokens in %d sequences of at most %lld\n", (long long)p->tokens, p->sequences, (long long)p->context);
+        printf("cache: %lld token%s in %d sequence%s of at most %lld\n", (long long)p->tokens, bl_plural((uint64_t)p->tokens), p->sequences,
+               bl_plural((uint64_t)p->sequences), (long long)p->context);
     else
         printf("cache: grows on demand\n");
     if (p->device == BL_DEVICE_CUDA && p->engram) printf("Engram tables: %s: %s\n", cli_engram_places[p->engram], p->engram_why);

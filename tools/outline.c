@@ -37,8 +37,12 @@ static void print_crossings(const bl_config *c, const bl_plan *plan, const bl_ou
     printf("\n");
     for (size_t i = 0; i < o->crossing_count; i++) {
         const bl_crossing *x = &o->crossings[i];
-        printf("    %s of layer %d (stage %d) for %d layer%s from %d to %d (stage %d)\n", x->what, x->layer, x->stage, x->users,
-               bl_plural((uint64_t)x->users), x->first_user, x->last_user, x->to_stage);
+        printf("    %s of layer %d (stage %d) for ", x->what, x->layer, x->stage);
+        if (x->users == 1) {
+            printf("layer %d (stage %d)\n", x->first_user, x->to_stage);
+        } else {
+            printf("%d layers from %d to %d (stage %d)\n", x->users, x->first_user, x->last_user, x->to_stage);
+        }
     }
     for (int i = 0; i < c->engram_count; i++) {
         if (plan->present && !plan->present[c->engram_layer_ids[i]]) {
@@ -54,8 +58,9 @@ static void print_split(const bl_plan *plan, const bl_outline *o)
     for (int i = BL_REMEDY_PAD; plan->layout->split && i <= BL_REMEDY_BF16; i++) {
         const bl_outline_split *k = &o->split[i];
         if (k->tensors) {
-            printf("  cut inside scale blocks (--split %s): %zu tensor%s %s, %.6f GB of %.6f GB\n", bl_split_name(plan->layout->split),
-                   k->tensors, bl_plural(k->tensors), k->what, (double)k->bytes * 1e-9, (double)k->source_bytes * 1e-9);
+            printf("  cut inside scale blocks (--split %s): %zu tensor%s %s, %.6f GB in place of %.6f GB\n",
+                   bl_split_name(plan->layout->split), k->tensors, bl_plural(k->tensors), k->what, (double)k->bytes * 1e-9,
+                   (double)k->source_bytes * 1e-9);
         }
     }
 }

@@ -129,8 +129,9 @@ static bl_status read_delta(facts *f, bl_error *err)
 
 static void print_coverage(const facts *f)
 {
-    if (f->covered) printf("coverage: sent and kept are all %zu tensors of the model, by the digest of their names\n", f->model_tensors);
-    else printf("coverage: the %zu tensors sent and kept are NOT those of the model, by the digest of their names\n", f->model_tensors);
+    const char *s = bl_plural(f->model_tensors);
+    if (f->covered) printf("coverage: sent and kept are all %zu tensor%s of the model, by the digest of their names\n", f->model_tensors, s);
+    else printf("coverage: the %zu tensor%s sent and kept are NOT those of the model, by the digest of their names\n", f->model_tensors, s);
 }
 
 static void print_buckets(const facts *f)

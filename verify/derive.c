@@ -330,8 +330,9 @@ static bl_status check_place(const deriver *d, const item *i)
     int layer = i->slot.layer, last = c->num_hidden_layers + c->num_nextn_predict_layers;
     const bool *present = d->out->slots.present;
     if (layer >= last) {
-        return problem(d, i->t, "is in layer %d, but the config has %d layers and %d draft layers", layer, c->num_hidden_layers,
-                       c->num_nextn_predict_layers);
+        return problem(d, i->t, "is in layer %d, but the config has %d layer%s and %d draft layer%s", layer, c->num_hidden_layers,
+                       bl_plural((uint64_t)c->num_hidden_layers), c->num_nextn_predict_layers,
+                       bl_plural((uint64_t)c->num_nextn_predict_layers));
     }
     if (layer >= 0 && layer < c->num_hidden_layers && present && !present[layer]) {
         return problem(d, i->t, "is in layer %d, which " BL_LAYERS_KEY " leaves out", layer);

@@ -20,8 +20,8 @@ static void check_file(bl_finder *f, const bl_manifest_file *file, const char *p
     if (stat(path, &st) != 0) {
         bl_find_absent(f, 1, path, errno, "manifest.json");
     } else if ((uint64_t)st.st_size != file->bytes) {
-        bl_find(f, 1, path, NULL, 0, (int64_t)st.st_size, "has %llu bytes, manifest.json says %llu", (unsigned long long)st.st_size,
-                (unsigned long long)file->bytes);
+        bl_find(f, 1, path, NULL, 0, (int64_t)st.st_size, "has %llu byte%s, manifest.json says %llu", (unsigned long long)st.st_size,
+                bl_plural((uint64_t)st.st_size), (unsigned long long)file->bytes);
     }
     if (f->o->level >= 3 && file->has_sha256 && w && w->listed && memcmp(w->sums, file->sha256, 32) != 0) {
         bl_find(f, 3, path, NULL, -1, -1, "manifest.json and SHA256SUMS record different SHA-256");

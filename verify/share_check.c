@@ -128,24 +128,27 @@ static bl_status check_ep(const char *path, int ep, const char *key, int experts
             at += (size_t)snprintf(text + at, sizeof text - at, ", %d", e);
         }
     }
-    return bl_fail(err, BL_E_USAGE, path, key, -1, "%d experts cannot be dealt evenly over --ep %d; it can be %s", experts, ep, text);
+    return bl_fail(err, BL_E_USAGE, path, key, -1, "%d expert%s cannot be dealt evenly over --ep %d; it can be %s", experts,
+                   bl_plural((uint64_t)experts), ep, text);
 }
 
 static bl_status check_stages(const bl_config *c, const bl_layout *l, const char *path, bl_error *err)
 {
     int layers = 0;
     if (l->pp > c->num_hidden_layers) {
-        return bl_fail(err, BL_E_USAGE, path, NULL, -1, "--pp %d: there are only %d layers", l->pp, c->num_hidden_layers);
+        return bl_fail(err, BL_E_USAGE, path, NULL, -1, "--pp %d: there %s only %d layer%s", l->pp, c->num_hidden_layers == 1 ? "is" : "are",
+                       c->num_hidden_layers, bl_plural((uint64_t)c->num_hidden_layers));
     }
     for (int i = 0; l->stage_layers && i < l->pp; i++) {
         if (l->stage_layers[i] < 1 || l->stage_layers[i] > c->num_hidden_layers) {
-            return bl_fail(err, BL_E_USAGE, path, NULL, -1, "stage %d cannot have %d layers of %d", i, l->stage_layers[i],
-                           c->num_hidden_layers);
+            return bl_fail(err, BL_E_USAGE, path, NULL, -1, "stage %d cannot have %d layer%s of %d", i, l->stage_layers[i],
+                           bl_plural((uint64_t)l->stage_layers[i]), c->num_hidden_layers);
         }
         layers += l->stage_layers[i];
     }
     if (l->stage_layers && layers != c->num_hidden_layers) {
-        return bl_fail(err, BL_E_USAGE, path, NULL, -1, "the stages have %d layers, the model has %d", layers, c->num_hidden_layers);
+        return bl_fail(err, BL_E_USAGE, path, NULL, -1, "the stages have %d layer%s, the model has %d", layers, bl_plural((uint64_t)layers),
+                       c->num_hidden_layers);
     }
     return BL_OK;
 }
@@ -153,7 +156,7 @@ static bl_status check_stages(const bl_config *c, const bl_layout *l, const char
 bl_status bl_layout_check(const bl_config *c, const bl_layout *l, const bl_slots *slots, const char *path, bl_error *err)
 {
     if (l->ranks == 1 && !l->vocab_rows) {
-        return BL_OK;
+        return check_stages(c, l, path, err);
     }
     if (l->tp % l->ep != 0 && l->ep % l->tp != 0) {
         return bl_fail(err, BL_E_USAGE, path, NULL, -1, "--tp %d and --ep %d: one must divide the other", l->tp, l->ep);

@@ -28,8 +28,8 @@ static bl_status read_signature(bl_finder *f, const char *path, uint8_t signatur
     }
     bl_status s = bl_file_open(&file, path, &e);
     if (s == BL_OK && bl_file_size(file) != BL_SIGNATURE_BYTES) {
-        s = bl_fail(&e, BL_E_INPUT, path, NULL, -1, "has %llu bytes: it is no Ed25519 signature, which has %d",
-                    (unsigned long long)bl_file_size(file), BL_SIGNATURE_BYTES);
+        s = bl_fail(&e, BL_E_INPUT, path, NULL, -1, "has %llu byte%s: it is no Ed25519 signature, which has %d",
+                    (unsigned long long)bl_file_size(file), bl_plural(bl_file_size(file)), BL_SIGNATURE_BYTES);
     } else if (s == BL_OK) {
         s = bl_file_read(file, signature, BL_SIGNATURE_BYTES, 0, &e);
         *found = s == BL_OK;

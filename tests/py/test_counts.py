@@ -3,12 +3,20 @@ import json
 import re
 import shutil
 import struct
+import subprocess
 
 import pytest
 
-NOUNS = "bits|bytes|buckets|changes|chunks|devices|digests|experts|files|groups|heads|layers|problems|ranks|rows|scales|sequences|shards|stages|" \
-        "tensors|weights"
+from conftest import run
+from serving import Server
+
+NOUNS = "bits|bytes|buckets|changes|chunks|connections|devices|digests|entries|experts|files|groups|heads|layers|problems|ranks|rows|scales|" \
+        "sequences|shards|stages|tensors|threads|tokens|weights"
 WRONG = re.compile(rf"(?<![\d.,:x-])1 (?:[a-z]+ )?(?:{NOUNS})\b")
+
+
+def wrong(said):
+    return {k: lines for k, v in said.items() if (lines := [line for line in v.splitlines() if WRONG.search(line)])}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +67,48 @@ def test_one_of_each(baleen, one, tmp_path):
     for name in ("more", "short"):
         call("verify", one / f"{name}.safetensors", rc=3)
     call("inspect", model, "--fit", "hbm=80GiB")
-    wrong = {k: [line for line in v.splitlines() if WRONG.search(line)] for k, v in said.items()}
-    assert not any(wrong.values()), {k: v for k, v in wrong.items() if v}
+    assert not wrong(said)
     for text in ("in 1 file", "1 bucket changed", "1 tensor (or slices)", "1 problem at", "1 byte follows", "only 1 byte,"):
         assert any(text in v for v in said.values()), text
+
+
+def test_one_of_each_in_what_is_refused(baleen, one, tmp_path):
+    said = {}
+
+    def call(rc, says, *args):
+        r = baleen(*args)
+        assert r.rc == rc and says in r.err, (args, r.rc, r.err)
+        said[" ".join(str(a) for a in args)] = r.err
+
+    def copy(src, name, change):
+        d = shutil.copytree(src, tmp_path / name)
+        change(d)
+        return d
+
+    def config(key, value):
+        def change(d):
+            c = json.loads((d / "config.json").read_text())
+            c["text_config"][key] = value
+            (d / "config.json").write_text(json.dumps(c))
+        return change
+
+    model, packed, bucket = one / "model", tmp_path / "packed", tmp_path / "b"
+    assert baleen("convert", model, packed, "--to", "packed").rc == 0 and baleen("bucket", model, bucket).rc == 0
+    call(3, "has 1 entry, num_hidden_layers", "inspect", copy(model, "a", config("compress_ratios", [0])))
+    call(3, "has 1 entry, engram_layer_ids", "inspect", copy(model, "c", config("engram_num_embeddings", [5])))
+    call(1, "has 1 byte, manifest.json says", "verify", copy(packed, "d", lambda d: (d / "tokenizer_config.json").write_text("0")))
+    call(2, "the stages have 1 layer,", "convert", model, tmp_path / "x", "--to", "packed", "--pp-layers", "1")
+    short = copy(bucket, "e", lambda d: (d / "bucket-00001.safetensors").write_text("0"))
+    call(3, "has 1 byte, not the", "bucket", model, tmp_path / "x", "--base", short)
+    key = tmp_path / "key"
+    for args in (["genpkey", "-algorithm", "ed25519", "-out", key], ["pkey", "-in", key, "-pubout", "-out", tmp_path / "pub"]):
+        subprocess.run(["openssl", *args], check=True, capture_output=True)
+    call(1, "has 1 byte: it is no Ed25519", "verify", copy(packed, "f", lambda d: (d / "SHA256SUMS.sig").write_text("0")), "--key", tmp_path / "pub")
+    assert not wrong(said)
+
+
+def test_one_of_each_on_the_server():
+    r = run("baleend", "--plan", "--memory", "1GB", "--max-requests", "1", "--max-context", "2")
+    with Server("baleend", "--max-requests", "1", "--max-queue", "1") as s:
+        said = {"plan": r.out + r.err, "ready": "".join(s.out)}
+    assert "1 sequence at once" in said["ready"] and not wrong(said)

@@ -73,7 +73,7 @@ def test_options_of_the_server():
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "bench"] + [None])
 def test_text_of_a_page(command):
     page, said = (f"baleen-{command}.1", text("baleen", command)) if command else ("baleend.1", text("baleend"))
-    assert words(section(page, "DESCRIPTION")) == prose(said)
+    assert words(section(page, "DESCRIPTION")) == prose(said) and "\n\n\n" not in said
     options = option_texts(section(page, "OPTIONS"))
     assert len(options) == len(listed(said)) and options == option_texts(said[said.index("\noptions:\n"):])
 
