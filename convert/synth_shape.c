@@ -123,10 +123,7 @@ static bl_status add_all(bl_synth_shape *s, const char *text, bl_arena *arena, b
 static bl_status override(bl_synth_shape *s, const char *text, bl_arena *arena, bl_error *err)
 {
     const char *equals = strchr(text, '=');
-    char *key = equals ? bl_arena_strndup(arena, text, (size_t)(equals - text)) : NULL;
-    if (!equals) {
-        return bl_fail(err, BL_E_USAGE, NULL, text, -1, "is not of the form key=value");
-    }
+    char *key = bl_arena_strndup(arena, text, (size_t)(equals - text));
     if (!key) {
         return nomem(err);
     }
@@ -142,15 +139,28 @@ static bl_status override(bl_synth_shape *s, const char *text, bl_arena *arena, 
     return *place ? BL_OK : nomem(err);
 }
 
-static bool overridden(const bl_synth_options *o, const char *key)
+/* How many of the overrides set the key, which ends before '='. */
+static size_t overridden(const bl_synth_options *o, const char *key)
 {
-    size_t n = strlen(key);
+    size_t n = strcspn(key, "="), count = 0;
     for (size_t i = 0; i < o->override_count; i++) {
-        if (!strncmp(o->overrides[i], key, n) && o->overrides[i][n] == '=') {
-            return true;
+        count += !strncmp(o->overrides[i], key, n) && o->overrides[i][n] == '=';
+    }
+    return count;
+}
+
+static bl_status check_overrides(const bl_synth_options *o, bl_arena *arena, bl_error *err)
+{
+    for (size_t i = 0; i < o->override_count; i++) {
+        const char *text = o->overrides[i];
+        if (!strchr(text, '=') || *text == '=') {
+            return bl_fail(err, BL_E_USAGE, NULL, text, -1, "is not of the form key=value");
+        }
+        if (overridden(o, text) > 1) {
+            return bl_fail(err, BL_E_USAGE, NULL, bl_arena_strndup(arena, text, strcspn(text, "=")), -1, "given twice");
         }
     }
-    return false;
+    return BL_OK;
 }
 
 int64_t bl_synth_shape_int(const bl_synth_shape *s, const char *key)
@@ -215,6 +225,7 @@ bl_status bl_synth_shape_make(bl_synth_shape *s, const bl_synth_options *o, bl_a
     if (!p) {
         return bl_fail(err, BL_E_USAGE, NULL, "--preset", -1, "there is no preset '%s': it can be nano, tiny, small, wide or full", o->preset);
     }
+    BL_TRY(check_overrides(o, arena, err));
     BL_TRY(add_all(s, common, arena, err));
     BL_TRY(add_all(s, p->text, arena, err));
     for (size_t i = 0; i < o->override_count; i++) {

@@ -107,6 +107,7 @@ def test_tokenizer(baleen, tmp_path):
     (["nonsense=1"], "nonsense"), (["hidden_size"], "hidden_size"), (["hidden_size=x"], "hidden_size"), (["hidden_size=33"], "hidden_size"),
     (["vocab_size=10"], "vocab_size"), (["num_hidden_layers=2"], "num_hidden_layers"), (["--preset", "huge"], "'huge': it can be nano, tiny, small, wide or full"),
     (["--shards", "0"], "shards"), (["kv_source_layer_ids=[9]"], "kv_source_layer_ids"), (["n_routed_experts=65536", "num_hidden_layers=64"], "experts"),
+    (["hidden_size=64", "vocab_size=300", "hidden_size=128"], "'hidden_size': given twice"), (["=3"], "'=3': is not of the form"),
     (["compress_ratios=7"], "compress_ratios"), (["engram_layer_ids=3"], "engram")])
 def test_usage(baleen, tmp_path, args, word):
     r = baleen("synth", tmp_path / "s", *args)
