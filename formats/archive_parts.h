@@ -42,6 +42,7 @@ struct bl_archive {
     uint64_t spooled; /* bytes of members in it */
     size_t count_spooled, last_spooled; /* how many these are, and the index of the last */
     char *spill;
+    bool zip;
 };
 
 /* The name of an entry without "./" in front, and NULL in *why, if it may be read: a file or a folder under a sound name. */

@@ -330,7 +330,7 @@ static bl_status read_all(scanner *x)
         BL_TRY(read_member(x, e));
         BL_TRY(bl_members_interrupted(&x->m));
     }
-    bool zip = (archive_format(x->m.r) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_ZIP;
+    const bool zip = x->a->zip = (archive_format(x->m.r) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_ZIP;
     BL_TRY(x->a->count ? BL_OK : refuse(x, NULL, "is an archive without files"));
     return zip ? bl_zip_sums(x->a, x->err) : BL_OK;
 }

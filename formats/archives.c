@@ -176,6 +176,11 @@ bl_status bl_archive_file(const bl_archive *a, const char *name, bl_file **out, 
     return s;
 }
 
+bool bl_archive_sums(const bl_archive *a)
+{
+    return a->zip;
+}
+
 void bl_archive_show(const bl_archive *a, bl_error *err)
 {
     const char *folder = a ? a->root ? a->root : a->folder.path : NULL;

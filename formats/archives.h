@@ -49,6 +49,8 @@ uint64_t bl_archive_compressed(const bl_archive *a, bool *again);
 const char *bl_archive_spill_folder(const bl_archive *a); /* where these wait; borrowed */
 /* All weights that are wanted were read: hear of damage behind them. Only a second reading can fail. */
 bl_status bl_archive_finish(const bl_archive *a, bl_error *err);
+/* Is compressed data held against a CRC-32 of each member as it is unpacked? So it is in a zip; damage is a failure of the reading. */
+bool bl_archive_sums(const bl_archive *a);
 /* Let err name the archive's member instead of a place in the temporary folder. a and err may be NULL. */
 void bl_archive_show(const bl_archive *a, bl_error *err);
 /* Remove what is temporary; frees *a; NULL is fine. */

@@ -213,7 +213,12 @@ static void fill_report(const side *s, int level, bl_verify_report *r)
     for (size_t i = 0; level >= 3 && s->c->kind != BL_SOURCE_PACKED && i < s->c->file_count; i++) {
         const bl_witness *w = bl_witness_of(&s->witnesses, s->c->files[i].path);
         uint32_t crc;
-        r->files_unproven += (!w || (!w->listed && w->hub.kind == BL_HUB_NONE)) && !bl_file_crc32(s->c->files[i].file, &crc);
+        if ((w && (w->listed || w->hub.kind != BL_HUB_NONE)) || bl_file_crc32(s->c->files[i].file, &crc)) {
+            continue; /* counted where it was compared */
+        }
+        const bool unpacked = s->c->archive && bl_archive_sums(s->c->archive);
+        r->files_crc += unpacked;
+        r->files_unproven += !unpacked;
     }
 }
 

@@ -132,6 +132,22 @@ def test_buckets_of_a_stored_zip(nano, tmp_path):
     assert run("baleen", "convert", path, tmp_path / "out", "--to", "bf16", "--layers", "6").rc == 0  # little of each file
 
 
+def test_compressed_members(nano, tmp_path):
+    """Held against their CRC-32 while they are unpacked, in either reading: damage is an error, and what holds was proven."""
+    archive = zipped(nano, tmp_path / "z.zip", zipfile.ZIP_DEFLATED)
+    for spill in ("4GiB", "0"):
+        r, receipt = verify(archive, "--spill", spill)
+        assert r.rc == 0 and receipt["files_crc32"] == 2 and receipt["files_unproven"] == 0, r.err
+    assert "2 files by CRC-32" in run("baleen", "verify", archive).out
+    at = zipfile.ZipFile(archive).getinfo(SHARD)
+    flip(archive, at.header_offset + 30 + len(SHARD) + at.compress_size // 2)
+    for spill in ("4GiB", "0"):
+        r = run("baleen", "verify", archive, "--spill", spill)
+        one_line(r, 3, SHARD, "damaged")
+    tar = archived(nano, tmp_path / "t.tar.gz")
+    assert verify(tar)[1]["files_unproven"] == 2
+
+
 def test_sha256_says_more_than_crc32(nano, tmp_path):
     """Where SHA256SUMS lists the file that is what counts."""
     path = tmp_path / "c.zip"
