@@ -14,6 +14,8 @@
 #include <string.h>
 #include <time.h>
 
+#define PROMPT_STEP 512 /* tokens of it in a pass */
+
 typedef struct generate {
     const char *prompt;
     bool chat, thinking, json;
@@ -126,11 +128,23 @@ static bl_status forward(generate *g, const int32_t *ids, int64_t n)
     return bl_fail(g->err, BL_E_INPUT, NULL, NULL, -1, "%d of the model's %d logits are no numbers (NaN): the model is damaged", nans, vocab);
 }
 
+/* The prompt in passes short enough to stop between them; how it is cut changes nothing. */
+static bl_status read_prompt(generate *g)
+{
+    const int64_t count = (int64_t)g->ids.count;
+    for (int64_t done = 0, n; done < count; done += n) {
+        if (cli_interrupted()) return bl_fail(g->err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
+        n = count - done < PROMPT_STEP ? count - done : PROMPT_STEP;
+        BL_TRY(forward(g, g->ids.ids + done, n));
+    }
+    return BL_OK;
+}
+
 static bl_status run(generate *g)
 {
     const bl_config *c = bl_model_config(g->model);
     const double begin = now();
-    BL_TRY(forward(g, g->ids.ids, (int64_t)g->ids.count));
+    BL_TRY(read_prompt(g));
     g->first_token = now() - begin;
     g->why = "length";
     while (g->produced < g->max_tokens && bl_sequence_length(g->sequence) < c->max_position_embeddings) {
@@ -222,6 +236,7 @@ int cmd_generate(int argc, char **argv)
     if (s == BL_OK) s = run(&g);
     if (s == BL_OK && g.json) s = print_receipt(&g);
     else if (g.produced) printf("\n");
+    if (s == BL_OK && cli_interrupted()) s = bl_fail(&err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
     const int status = cli_report(c.program, s, &err);
     release(&g);
     return status;

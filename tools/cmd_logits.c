@@ -103,7 +103,7 @@ int cmd_logits(int argc, char **argv)
         {"ids", CLI_LIST, &lists, "LIST", "token ids of a sequence, such as 0,17,4; repeat for a batch"},
         {"ids-file", CLI_LIST, &files, "FILE", "the same from a file: numbers between commas or white space"},
         {"out", CLI_STRING, &j.out, "FILE", "safetensors file to write (required)"},
-        {"chunk", CLI_INT(1, INT64_MAX), &j.chunk, "N", "tokens of each sequence in a forward pass (default all)"},
+        {"chunk", CLI_INT(1, INT64_MAX), &j.chunk, "N", "tokens of each sequence in a forward pass (default 512; all with --trace and --inject)"},
         {"trace", CLI_STRING, &j.trace, "FILE", "also write the intermediates, named as in golden files"},
         {"inject", CLI_STRING, &j.inject, "FILE", "take each layer's inputs and selections from this golden file"},
         {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "worker threads (default: all CPUs)"},

@@ -8,8 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define CHUNK 512
+
 typedef struct run {
     const logits_job *j;
+    int64_t chunk; /* tokens of each sequence in a call, 0: all */
     bl_model *model;
     bl_sequence **sequences;
     bl_span *spans;
@@ -29,7 +32,7 @@ static bl_status out_of_memory(const run *r)
 
 static int64_t taken(const run *r, int64_t i, int64_t done)
 {
-    const int64_t left = r->j->sequences[i].count - done, chunk = r->j->chunk;
+    const int64_t left = r->j->sequences[i].count - done, chunk = r->chunk;
     return left <= 0 ? 0 : chunk > 0 && chunk < left ? chunk : left;
 }
 
@@ -110,8 +113,8 @@ static bl_status all_steps(run *r)
     for (int64_t done = 0; more;) {
         if (r->j->cancelled && r->j->cancelled()) return bl_fail(r->err, BL_E_CANCELLED, NULL, NULL, -1, "interrupted");
         BL_TRY(step(r, done, &more));
-        if (r->j->chunk <= 0) break;
-        done += r->j->chunk;
+        if (r->chunk <= 0) break;
+        done += r->chunk;
     }
     if (r->j->trace) BL_TRY(parity_write(r->parity, r->j->trace, r->err));
     return bl_output_commit(&r->out, r->err);
@@ -119,7 +122,7 @@ static bl_status all_steps(run *r)
 
 bl_status logits_run(const logits_job *j, int64_t *nans, bl_error *err)
 {
-    run r = {.j = j, .err = err};
+    run r = {.j = j, .chunk = j->chunk > 0 ? j->chunk : j->trace || j->inject ? 0 : CHUNK, .err = err};
     bl_status s = bl_model_open(&r.model, j->model, &j->options, err);
     if (s == BL_OK) s = prepare(&r);
     if (s == BL_OK) s = all_steps(&r);

@@ -14,7 +14,7 @@ typedef struct logits_job {
     const char *trace, *inject; /* files, NULL = none; one sequence only */
     const logits_sequence *sequences;
     int64_t sequence_count;
-    int64_t chunk; /* tokens of each sequence in a call, <= 0 = all */
+    int64_t chunk; /* tokens of each sequence in a call; <= 0: 512, with trace or inject all */
     bl_model_options options;
     bool (*cancelled)(void); /* asked between calls; may be NULL */
 } logits_job;

@@ -1,13 +1,16 @@
 """Opening a model: every weight is held against the config, and what is wrong is named in one line."""
 import json
 import re
+import signal
+import subprocess
+import time
 
 import numpy as np
 import pytest
 
 import ckpt
 import golden
-from conftest import DEMO
+from conftest import BUILD, DEMO
 from test_golden import NANO
 
 CHECKPOINT = NANO / "checkpoint"
@@ -145,3 +148,21 @@ def test_logits_that_are_no_numbers(baleen, tmp_path):
 def test_generate_refuses(baleen, args):
     r = baleen("generate", *args)
     assert r.rc == 2 and r.err.count("\n") == 1 and r.out == ""
+
+
+@pytest.mark.parametrize("args", [["generate", "--prompt", "1 " * 60000], ["logits", "--out", "x"]], ids=lambda a: a[0])
+def test_a_signal_while_a_long_prompt_is_read(tmp_path, args):
+    """Between passes: nothing waits for the end of the prompt, which takes minutes."""
+    if args[0] == "logits":
+        (tmp_path / "ids").write_text("1 2 " * 60000)
+        args = [*args, "--ids-file", "ids"]
+    child = subprocess.Popen([BUILD / "tools" / "baleen", *args, "--device", "cpu", "--threads", "1"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    time.sleep(2)
+    child.send_signal(signal.SIGTERM)
+    try:
+        err = child.communicate(timeout=40)[1]
+    finally:
+        child.kill()
+    assert child.returncode == 4 and err == f"baleen {args[0]}: interrupted\n", err
+    assert not list(tmp_path.glob("x*"))
