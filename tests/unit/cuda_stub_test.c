@@ -48,6 +48,7 @@ static void test_plan_is_what_happens(void **state)
     bl_model *m = open_on(BL_DEVICE_CUDA, 4);
     assert_int_equal(cuda_stub_seen.allocated, m->plan.total[BL_MEMORY_DEVICE]);
     assert_int_equal(cuda_stub_seen.live, m->plan.total[BL_MEMORY_DEVICE]);
+    assert_int_equal(cuda_stub_seen.pinned, m->plan.total[BL_MEMORY_PINNED]);
     bl_sequence *s[4], *more;
     for (int i = 0; i < 4; i++) {
         assert_int_equal(bl_sequence_create(&s[i], m, NULL), BL_OK);
