@@ -176,8 +176,9 @@ typedef struct bl_cuda_options {
 /* BL_E_USAGE: no usable GPU, or a build without CUDA; BL_E_NOMEM names what did not fit. Weights must not be imported while a pass
  * runs. Products are summed in another order than on the CPU (kernels/cuda/README.md), otherwise results are the same. */
 bl_status bl_backend_cuda(bl_backend **out, const bl_config *c, const bl_shard *shard, const bl_cuda_options *o, bl_error *err);
-/* Is there a GPU, and does this build know what to do with it? */
-bool bl_cuda_usable(void);
+/* Is there a GPU, and does this build know what to do with it? *why (may be NULL): what is wrong with the one that there is; left alone
+ * where there is none. */
+bool bl_cuda_usable(bl_error *why);
 /* Memory that the current GPU has free, what the CUDA runtime itself needs not counted. Fails as bl_backend_cuda does. */
 bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err);
 

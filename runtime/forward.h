@@ -65,6 +65,8 @@ const bl_error *bl_model_fault(const bl_model *m);
 const struct bl_memory_plan *bl_model_memory(const bl_model *m);
 /* Bytes of Engram tables in pinned memory of the host that lie in huge pages; false: not known, or there are none there. */
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes);
+/* What is wrong with the GPU that there is, for which AUTO took the CPU; NULL: there is none, or it is used, or nobody asked. */
+const bl_error *bl_model_no_gpu(const bl_model *m);
 /* "cpu", "cuda" */
 const char *bl_model_device(const bl_model *m);
 const bl_config *bl_model_config(const bl_model *m);

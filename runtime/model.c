@@ -105,14 +105,14 @@ static bl_cpu_options cpu_options(const bl_model *m, const bl_model_options *o)
 
 static bl_device chosen_device(const bl_model_options *o)
 {
-    return o->device == BL_DEVICE_AUTO ? bl_cuda_usable() ? BL_DEVICE_CUDA : BL_DEVICE_CPU : o->device;
+    return o->device == BL_DEVICE_AUTO ? bl_cuda_usable(NULL) ? BL_DEVICE_CUDA : BL_DEVICE_CPU : o->device;
 }
 
 /* AUTO is decided once: the answer may change while a model is opened. */
-static bl_model_options settled(const bl_model_options *options)
+static bl_model_options settled(const bl_model_options *options, bl_error *why)
 {
     bl_model_options o = *options;
-    o.device = chosen_device(options);
+    if (o.device == BL_DEVICE_AUTO) o.device = bl_cuda_usable(why) ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
     return o;
 }
 
@@ -292,7 +292,7 @@ bl_status bl_model_plan(bl_memory_plan *out, const char *path, const bl_model_op
 {
     bl_model *m = calloc(1, sizeof *m);
     if (!m) return out_of_memory(err);
-    bl_model_options o = settled(options);
+    bl_model_options o = settled(options, NULL);
     if (memory && options->device == BL_DEVICE_AUTO) o.device = BL_DEVICE_CUDA;
     if (!memory && o.device == BL_DEVICE_CUDA) (void)bl_cuda_free_memory(&memory, NULL);
     const bl_status s = bl_model_describe(m, path, &o, memory, err);
@@ -306,7 +306,7 @@ bl_status bl_model_open(bl_model **out, const char *path, const bl_model_options
     bl_model *m = calloc(1, sizeof *m);
     *out = NULL;
     if (!m) return out_of_memory(err);
-    const bl_model_options o = settled(options);
+    const bl_model_options o = settled(options, &m->no_gpu);
     bl_status s = open_model(m, path, &o, err);
     const bl_error *fault = s != BL_OK && m->backend ? bl_model_fault(m) : NULL;
     if (fault) { /* says more than what came of it */
@@ -344,6 +344,11 @@ const bl_error *bl_model_fault(const bl_model *m)
 const bl_memory_plan *bl_model_memory(const bl_model *m)
 {
     return &m->plan;
+}
+
+const bl_error *bl_model_no_gpu(const bl_model *m)
+{
+    return m->no_gpu.code ? &m->no_gpu : NULL;
 }
 
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes)

@@ -41,6 +41,7 @@ struct bl_model {
     int64_t pass_tokens; /* of one pass at most */
     bl_scratch scratch;
     bl_memory_plan plan; /* zeros: none was made */
+    bl_error no_gpu; /* why AUTO is the CPU where there is a GPU */
 };
 
 struct bl_sequence {

@@ -86,6 +86,9 @@ static void say_ready(const settings *o, const bl_model *m, const bl_server *ser
            bl_plural((uint64_t)o->server.max_requests), (double)bl_sequence_bytes(m, context) * 1e-6, o->server.max_queue,
            bl_server_connections(server), bl_plural((uint64_t)bl_server_connections(server)),
            o->server.thinking ? "on" : "off", strcmp(bl_model_device(m), "cpu") == 0 ? "the CPU" : "the GPU");
+    const bl_error *no_gpu = bl_model_no_gpu(m);
+    if (no_gpu)
+        printf("baleend: the GPU is not used: %s\n", no_gpu->message);
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
         say_tables(m, plan);

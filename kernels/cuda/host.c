@@ -28,6 +28,15 @@ static bool is_supported(const struct cudaDeviceProp *p)
     return (p->major == 9 || p->major == 10) && p->minor == 0;
 }
 
+bool bl_cuda_present(void)
+{
+    int driver = 0, device;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return false;
+    const cudaError_t e = cudaGetDevice(&device);
+    (void)cudaGetLastError(); /* no fault of what comes */
+    return e != cudaErrorNoDevice;
+}
+
 bl_status bl_cuda_find_device(int *device, bl_error *err)
 {
     struct cudaDeviceProp prop;

@@ -143,10 +143,13 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     return s;
 }
 
-bool bl_cuda_usable(void)
+bool bl_cuda_usable(bl_error *why)
 {
     int device;
-    return bl_cuda_find_device(&device, NULL) == BL_OK;
+    bl_error e = {0};
+    if (bl_cuda_find_device(&device, &e) == BL_OK) return true;
+    if (why && bl_cuda_present()) *why = e;
+    return false;
 }
 
 bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err)

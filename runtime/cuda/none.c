@@ -16,7 +16,8 @@ bl_status bl_cuda_free_memory(uint64_t *bytes, bl_error *err)
     return bl_fail(err, BL_E_USAGE, NULL, NULL, -1, "this build has no CUDA backend");
 }
 
-bool bl_cuda_usable(void)
+bool bl_cuda_usable(bl_error *why)
 {
+    (void)why;
     return false;
 }

@@ -77,7 +77,18 @@ def test_auto_is_decided_once():
     for fail, where in (("cudaGetDevice 1 46", "the CPU"), ("cudaGetDeviceProperties 1 46", "the CPU"), ("cudaGetDevice 9 46", "the GPU")):
         with Server("baleend_gpu_stub", "--device", "auto", env={"CUDA_STUB_FAIL": fail}) as s:
             assert s.line("ready in").endswith(f", on {where}")
-            assert s.alive()
+            if where == "the CPU":
+                assert "CUDA: looking for a device: " in s.line("the GPU is not used: ")
+            assert s.alive() and (where == "the CPU" or not any("not used" in line for line in s.out))
+
+
+def test_auto_says_why_a_gpu_is_not_used():
+    with Server("baleend_gpu_stub", "--device", "auto", env={"CUDA_STUB_FAIL": f"any 1 {OLD_DRIVER}"}) as s:
+        assert s.line("ready in").endswith(", on the CPU")
+        assert "the driver is too old: it has CUDA 12.0" in s.line("the GPU is not used: ")
+    with Server("baleend_gpu_stub", "--device", "auto", env={"CUDA_STUB_NONE": "1"}) as s:
+        assert s.line("ready in").endswith(", on the CPU")
+        assert s.alive() and not any("not used" in line for line in s.out)
 
 
 def test_shapes_that_no_grid_holds(baleen, tmp_path):

@@ -227,6 +227,11 @@ const struct bl_memory_plan *bl_model_memory(const bl_model *m)
     return NULL;
 }
 
+const bl_error *bl_model_no_gpu(const bl_model *m)
+{
+    return NULL;
+}
+
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes)
 {
     return false;

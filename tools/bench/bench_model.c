@@ -121,7 +121,7 @@ static bl_status body(bench *b, const plan *p, bl_error *err)
 
 static bl_device settled(int device)
 {
-    return device != BL_DEVICE_AUTO ? (bl_device)device : bl_cuda_usable() ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
+    return device != BL_DEVICE_AUTO ? (bl_device)device : bl_cuda_usable(NULL) ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
 }
 
 int bench_decode(int argc, char **argv)
