@@ -25,6 +25,9 @@ static bl_status open_file(bl_bucket_job *b, size_t file, bl_error *err)
                          : bl_writer_open(&f->writer, path, j->plan.files[file].head.file_bytes, err);
         s = s == BL_OK && !j->o->no_sha256 ? bl_sha256_create(&f->hash, err) : s;
         f->opened = s == BL_OK;
+        if (s != BL_OK) {
+            bl_writer_abort(&f->writer); /* whoever waits for it here opens it again */
+        }
     }
     pthread_mutex_unlock(&j->lock);
     return s;

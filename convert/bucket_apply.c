@@ -228,7 +228,6 @@ static bool link_bucket(apply_job *a, lane *l, const char *path)
 static bl_status open_lane(apply_job *a, lane *l, bl_error *err)
 {
     const char *path = bl_job_path(&a->b.job, l->after->name);
-    l->opened = true;
     BL_TRY(path ? bl_place_file(&a->base_place, l->before->name, &l->file, err) : nomem(err));
     if (bl_file_size(l->file) != l->head.file_bytes) {
         return bl_fail(err, BL_E_INPUT, l->path, NULL, -1, "has %llu byte%s, not the %llu of its description",
@@ -267,6 +266,10 @@ static bl_status read_old(void *arg, const bl_tile *t, bl_error *err)
     pthread_mutex_lock(&a->b.job.lock);
     if (!l->opened) {
         s = open_lane(a, l, err);
+        l->opened = s == BL_OK;
+        if (s != BL_OK) {
+            close_lane(l); /* whoever waits for it here tries again, and fails too */
+        }
     }
     pthread_mutex_unlock(&a->b.job.lock);
     BL_TRY(s);

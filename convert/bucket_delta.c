@@ -111,6 +111,9 @@ static bl_status read_base(bl_bucket_job *b, const bl_tile *t, bl_error *err)
     pthread_mutex_lock(&b->job.lock);
     if (!l->reader) {
         s = open_lane(d, t->lane, err);
+        if (s != BL_OK) {
+            close_lane(l); /* whoever waits for it here tries again, and fails too */
+        }
     }
     pthread_mutex_unlock(&b->job.lock);
     BL_TRY(s);

@@ -149,6 +149,9 @@ static bl_status open_file(bl_job *j, size_t file, bl_error *err)
             s = bl_job_hash_open(j, file, err);
         }
         f->opened = s == BL_OK;
+        if (s != BL_OK) {
+            bl_writer_abort(&f->writer); /* whoever waits for it here opens it again */
+        }
     }
     pthread_mutex_unlock(&j->lock);
     return s;

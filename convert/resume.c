@@ -230,6 +230,9 @@ static bl_status read_tile(bl_job *j, const bl_tile *t, bl_error *err)
     pthread_mutex_lock(&j->lock);
     if (!f->reader) {
         s = open_done(j, t->lane, err);
+        if (s != BL_OK) {
+            bl_reader_close(&f->reader); /* whoever waits for it here opens it again */
+        }
     }
     pthread_mutex_unlock(&j->lock);
     BL_TRY(s);

@@ -267,3 +267,15 @@ def test_a_read_only_disk(nano, tmp_path):
         failed_on(disk, run("baleen", "synth", disk / "out", "--preset", "nano"), "out", "Read-only file system")
         assert run("baleen", "verify", disk / "before").rc == 0  # reading needs no writing
         assert run("baleen", *convert(disk / "before", tmp_path / "bf16", "bf16")).rc == 0
+
+
+@pytest.mark.parametrize("apply", [True, False])
+def test_workers_that_wait_for_a_file_that_is_unfit(nano, tmp_path, apply):
+    """One worker opens a file, slowly, and finds that it does not fit; the others, who have waited for it, must not take it for open."""
+    b, delta = tmp_path / "b", tmp_path / "delta"
+    assert run("baleen", "bucket", nano, b).rc == 0 and run("baleen", "bucket", nano, delta, "--base", b).rc == 0
+    (b / "bucket-00001.safetensors").write_text("0")
+    args = ["--apply", delta, b, tmp_path / "out"] if apply else [nano, tmp_path / "out", "--base", b]
+    r = faulty("open:1+:SLOW", "bucket", *args, "--jobs", "8", path="b/bucket-00001")
+    assert r.rc == 3 and r.err.count("\n") == 1 and "has 1 byte, not the" in r.err, (r.rc, r.err)
+    assert not list(tmp_path.glob("out*"))

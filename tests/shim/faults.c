@@ -1,9 +1,10 @@
 /* Faults for a program under test, preloaded with LD_PRELOAD. BL_FAULT holds rules CALL:WHEN:WHAT, separated by commas.
  *
- *   CALL   read, write, sync, reserve, rename, create (files and folders), remove, or change: any of these but read
+ *   CALL   open (of what is there), read, write, sync, reserve, rename, create (files and folders), remove, or change: any of the last six
  *   WHEN   N the N-th such call, N+ from it on, /N every N-th
  *   WHAT   EIO, ENOSPC, EINTR and so on: the call fails so, nothing done
  *          SHORT  half of the bytes asked for are moved, whole pages of them where there are several
+ *          SLOW   the call takes 200 ms more
  *          STOP   the process stops before the call, until it gets SIGCONT
  *          KILL   the process is killed in place of the call
  *          POWER  the same, and what was not synced is lost: file contents become zeros, renames are undone
@@ -23,11 +24,12 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define PAGE 4096u
-enum { MAX_RULES = 8, MAX_DIRTY = 256, MAX_RENAMES = 64, SHORT = -1, KILL = -2, POWER = -3, STOP = -4, NONE = 0 };
+enum { MAX_RULES = 8, MAX_DIRTY = 256, MAX_RENAMES = 64, SHORT = -1, KILL = -2, POWER = -3, STOP = -4, SLOW = -5, NONE = 0 };
 
 /* The names that programs with 64-bit offsets call. */
 EXPORT ssize_t pread64(int fd, void *p, size_t n, off_t at);
@@ -58,7 +60,8 @@ static int what_of(const char *s)
 {
     static const struct { const char *name; int value; } names[] = {
         {"EIO", EIO}, {"ENOSPC", ENOSPC}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}, {"EROFS", EROFS}, {"EMFILE", EMFILE},
-        {"EACCES", EACCES}, {"ENOMEM", ENOMEM}, {"SHORT", SHORT}, {"KILL", KILL}, {"POWER", POWER}, {"STOP", STOP}};
+        {"EACCES", EACCES}, {"ENOMEM", ENOMEM}, {"SHORT", SHORT}, {"KILL", KILL}, {"POWER", POWER},
+        {"STOP", STOP}, {"SLOW", SLOW}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (!strcmp(s, names[i].name)) {
             return names[i].value;
@@ -186,7 +189,7 @@ static void settle(const char *path)
 
 static bool applies(const rule *r, const char *call)
 {
-    return !strcmp(r->call, call) || (!strcmp(r->call, "change") && strcmp(call, "read") != 0);
+    return !strcmp(r->call, call) || (!strcmp(r->call, "change") && strcmp(call, "read") != 0 && strcmp(call, "open") != 0);
 }
 
 /* The fault that this call on path gets. */
@@ -219,6 +222,9 @@ static int fault(const char *call, const char *path)
     pthread_mutex_unlock(&lock);
     if (what == STOP) {
         raise(SIGSTOP);
+    }
+    if (what == SLOW) {
+        nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     }
     return what;
 }
@@ -274,7 +280,7 @@ static int do_fallocate(int fd, int mode, off_t at, off_t n)
 
 static int do_open(const char *path, int flags, int mode)
 {
-    int f = flags & O_CREAT ? fault("create", path) : NONE;
+    int f = fault(flags & O_CREAT ? "create" : "open", path);
     if (f > 0) {
         errno = f;
         return -1;
