@@ -96,8 +96,8 @@ static bool hopeless(const gatherer *g, const char *name, uint64_t size)
             return m->files[i].bytes != size;
         }
     }
-    if (g->c->kind != BL_SOURCE_HF) {
-        return false;
+    if (g->c->kind != BL_SOURCE_HF) { /* in a rank's folder, of which the manifest does not know */
+        return !strncmp(name, "rank-", 5) && strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);
     }
     return !strcmp(name, BL_SCALES_NAME) ? bl_companion_scales_check(g->c, NULL) != BL_OK
                                          : !strchr(name, '/') && bl_ends_with(name, ".safetensors") && !was_opened(g->c, name);

@@ -643,6 +643,15 @@ def test_holes_are_not_hashed(nano, tmp_path, to):
     assert limited("verify", d).rc == 0
 
 
+def test_holes_that_no_manifest_knows_are_not_hashed(nano, tmp_path):
+    d = tmp_path / "ckpt"
+    assert run("baleen", "convert", nano, d, "--to", "packed").rc == 0
+    manifest = json.loads((d / "manifest.json").read_text())
+    manifest["files"] = [f for f in manifest["files"] if f["name"] != "rank-0000/rest.safetensors"]
+    (d / "manifest.json").write_text(json.dumps(manifest))
+    holes(d, ["rank-0000/rest.safetensors"], lambda name: found(limited("verify", d), name))
+
+
 def test_holes_are_not_signed(nano, tmp_path):
     """Without SHA256SUMS every file is to be hashed."""
     key = tmp_path / "key"
