@@ -102,7 +102,11 @@ def test_convert_interrupted_prints_what_it_has(tmp_path):
     assert run("baleen", "synth", src, "--preset", "nano").rc == 0
     p = subprocess.Popen([str(BUILD / "tools" / "baleen"), "bench", "convert", work, "--source", src, "--only", "packed", "--rounds", "10000"],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(3)  # many rounds, and far from all
+    rounds, there, until = 0, False, time.monotonic() + 120
+    while rounds < 3 and time.monotonic() < until:  # the output comes and goes
+        there, before = any(work.glob("*-out")), there
+        rounds += there and not before
+        time.sleep(0.005)
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=60)
     assert p.returncode != 0 and err.count("\n") == 1
