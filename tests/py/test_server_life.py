@@ -332,10 +332,14 @@ def test_drain_lets_streams_finish():
         kept.request("GET", "/health")
         assert kept.getresponse().read()
         s.signal()
-        time.sleep(0.1)
-        kept.request("GET", "/health")
-        answer = kept.getresponse()
-        assert answer.status == 503 and b"draining" in answer.read()
+        for _ in range(100):  # until the signal has arrived
+            kept.request("GET", "/health")
+            answer = kept.getresponse()
+            health = answer.read()
+            if answer.status != 200:
+                break
+            time.sleep(0.01)
+        assert answer.status == 503 and b"draining" in health
         kept.request("POST", TEXT, json.dumps({"prompt": "late"}), JSON)
         answer = kept.getresponse()
         assert answer.status == 503 and answer.getheader("Retry-After")
