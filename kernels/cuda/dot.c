@@ -2,15 +2,16 @@
 
 #include "kernels/cast.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { FRACTION_BITS = 25 };
 
-/* value = significand * 2^(exponent - point) */
-typedef struct term {
-    int64_t significand;
-    int exponent, point;
-} term;
+/* value = magnitude * 2^(exponent - point), negative where sign is -1 */
+typedef struct terms {
+    uint32_t magnitude[33];
+    int32_t exponent[33], sign[33];
+} terms;
 
 static uint32_t bits_of(float x)
 {
@@ -19,27 +20,33 @@ static uint32_t bits_of(float x)
     return u;
 }
 
-static term accumulator(float c)
+/* The accumulator; point 23. */
+static void set_accumulator(terms *t, int i, float c)
 {
     const uint32_t u = bits_of(c), field = u >> 23 & 255;
-    const int64_t m = (int64_t)(u & 0x7fffff) | (field ? 0x800000 : 0);
-    return (term){u >> 31 ? -m : m, field ? (int)field - 127 : -126, 23};
+    t->magnitude[i] = (u & 0x7fffff) | (field ? 0x800000 : 0);
+    t->exponent[i] = field ? (int32_t)field - 127 : -126;
+    t->sign[i] = u >> 31 ? -1 : 0;
 }
 
-static term product(uint16_t a, uint16_t b)
+/* Products; point 14. */
+static void set_products(terms *t, const uint16_t *a, const uint16_t *b, int n)
 {
-    const int ea = a >> 7 & 255, eb = b >> 7 & 255;
-    const int64_t m = (int64_t)((a & 127) | (ea ? 128 : 0)) * ((b & 127) | (eb ? 128 : 0));
-    return (term){(a ^ b) & 0x8000 ? -m : m, (ea ? ea - 127 : -126) + (eb ? eb - 127 : -126), 14};
+    for (int i = 0; i < n; i++) {
+        const int32_t ea = a[i] >> 7 & 255, eb = b[i] >> 7 & 255;
+        const uint32_t ma = (a[i] & 127u) | (ea ? 128 : 0), mb = (b[i] & 127u) | (eb ? 128 : 0);
+        t->magnitude[i] = ma * mb;
+        t->exponent[i] = (ea ? ea : 1) + (eb ? eb : 1) - 254;
+        t->sign[i] = -((a[i] ^ b[i]) >> 15);
+    }
 }
 
 /* The term in units of 2^unit, cut toward zero. */
-static int64_t cut(term t, int unit)
+static int64_t cut(const terms *t, int i, int point, int unit)
 {
-    const int shift = t.exponent - t.point - unit;
-    if (shift >= 0) return t.significand * ((int64_t)1 << shift);
-    if (shift <= -63) return 0;
-    return t.significand / ((int64_t)1 << -shift);
+    const int shift = t->exponent[i] - point - unit;
+    const int64_t m = shift >= 0 ? (int64_t)t->magnitude[i] << shift : shift <= -32 ? 0 : t->magnitude[i] >> -shift;
+    return (m ^ t->sign[i]) - t->sign[i];
 }
 
 /* sum * 2^unit as float32, cut toward zero. */
@@ -54,22 +61,22 @@ static float to_float(int64_t sum, int unit)
         m = drop > 63 ? 0 : m >> drop;
         unit += drop;
     }
-    float x = (float)m; /* at most 24 bits */
-    for (; unit > 0; unit--) x *= 2;
-    for (; unit < 0; unit++) x *= 0.5f;
+    const float x = ldexpf((float)m, unit); /* at most 24 bits: exact */
     return sum < 0 ? -x : x;
 }
 
 float bl_dot_step(float c, const uint16_t *a, const uint16_t *b, int n, int fraction_bits)
 {
-    term t[33];
-    int most = -1000;
-    t[n] = accumulator(c);
-    for (int i = 0; i < n; i++) t[i] = product(a[i], b[i]);
-    for (int i = 0; i <= n; i++)
-        if (t[i].significand && t[i].exponent > most) most = t[i].exponent;
-    int64_t sum = 0;
-    for (int i = 0; i <= n; i++) sum += cut(t[i], most - fraction_bits);
+    terms t;
+    int32_t most = -1000;
+    set_products(&t, a, b, n);
+    set_accumulator(&t, n, c);
+    for (int i = 0; i <= n; i++) {
+        const int32_t e = t.magnitude[i] ? t.exponent[i] : -1000;
+        most = e > most ? e : most;
+    }
+    int64_t sum = cut(&t, n, 23, most - fraction_bits);
+    for (int i = 0; i < n; i++) sum += cut(&t, i, 14, most - fraction_bits);
     return to_float(sum, most - fraction_bits);
 }
 
