@@ -1,4 +1,4 @@
-/* check_cuda [--seed N] [FAMILY]: the GPU's operations against the C references and the host model of the tensor core, by bytes. Exit 0 all
+/* check_cuda [--small] [--seed N] [FAMILY]: the GPU's operations against the C references and the host model of the tensor core, by bytes. Exit 0 all
  * equal, 1 something differs, 77 there is no GPU (or the build has no CUDA). */
 #include "tests/check/check_cuda.h"
 
@@ -15,10 +15,16 @@
 enum { MEMORY = 256 };
 
 static check state;
+static bool is_small;
 static struct {
     void *p[MEMORY];
     int count;
 } device;
+
+int64_t sized(int64_t n, int64_t small)
+{
+    return is_small ? small : n;
+}
 
 void *gpu_buffer(size_t bytes)
 {
@@ -219,9 +225,13 @@ int main(int argc, char **argv)
         void (*run)(check *c);
     } families[] = {{"products", check_products}, {"rows", check_cuda_rows}, {"drawing", check_cuda_sample}, {"index", check_cuda_index},
                     {"entries", check_cuda_entries}, {"attention", check_cuda_attention}, {"many", check_cuda_many}, {"few", check_cuda_few}};
-    const uint64_t seed = argc >= 3 && !strcmp(argv[1], "--seed") ? strtoull(argv[2], NULL, 10) : 1;
-    const char *only = argc == 2 ? argv[1] : argc == 4 ? argv[3] : NULL;
+    uint64_t seed = 1;
+    const char *only = NULL;
     int n = 0;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--small")) is_small = true;
+        else if (!strcmp(argv[i], "--seed") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
+        else only = argv[i];
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
         printf("SKIP check_cuda: there is no GPU; its kernels are NOT checked\n");
         return 77;

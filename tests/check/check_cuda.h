@@ -5,6 +5,9 @@
 #include "kernels/cuda/cuda.h"
 #include "tests/check/check_state.h"
 
+/* n; the other where the program runs with --small: every kind of case, of sizes for an emulator. */
+int64_t sized(int64_t n, int64_t small);
+
 /* Device memory of the current case, poisoned; a copy of host memory there; and a host copy of device memory (waits). */
 void *gpu_buffer(size_t bytes);
 void *gpu_copy(const void *host, size_t bytes);

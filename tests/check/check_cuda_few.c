@@ -127,9 +127,9 @@ void check_cuda_few(check *c)
         check_with_parts(c, 7, 5408, 9, 256, T); /* more segments than at once, the last one ragged */
         check_with_parts(c, 384, 5120, 24, 20480, T);
         check_joined(c, 160, 512, T, false);
-        check_joined(c, 2304, 5120, T, false);
-        check_joined(c, 5120, 2304, T, true);
+        check_joined(c, sized(2304, 160), 5120, T, false);
+        check_joined(c, sized(5120, 320), 2304, T, true);
     }
-    check_joined(c, 16 * 900, 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
+    check_joined(c, 16 * sized(900, 120), 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
     check_two(c, BL_W_FP8, 64, 32, 512, 9); /* one after the other */
 }

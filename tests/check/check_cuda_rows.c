@@ -306,8 +306,8 @@ void check_cuda_rows(check *c)
     check_streams(c, 3, 5120, 1, 1e-6f);
     check_streams(c, 8, 64, 60, 0x1p-90f); /* numbers for which division takes its slow path */
     check_mixing(c, BL_CUDA_MIX_MANY, 32, 37);
-    check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, 40)), 101);
-    check_mixing(c, BL_CUDA_MIX_MANY + 70, 5120, 182);
+    check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, sized(40, 12))), 101);
+    check_mixing(c, BL_CUDA_MIX_MANY + 70, sized(5120, 1088), 182);
     check_advance(c, 2, 5120, 6, false);
     check_advance(c, 300, 32 * (1 + check_below(c, 60)), 3, false);
     check_advance(c, 257, 2080, 6, true);
