@@ -142,7 +142,7 @@ __device__ __forceinline__ void score_slots(float total[4], const uint16_t *q, c
 /* Scores of a block of slots with tiles of 16 heads, to a.scores; also writes the slots' rows, for the values. */
 __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention a, bl_cuda_tables tables, int64_t first)
 {
-    extern __shared__ __align__(16) uint16_t shared[];
+    BL_DYNAMIC_SHARED(uint16_t, shared, 16);
     __shared__ const uint8_t *row[SLOTS]; /* NULL: a hole */
     const int64_t d = a.d, stride = d + PAD, at = blockIdx.x, token = first + at, slots = attended(a), from = (int64_t)blockIdx.y * SLOTS;
     const int64_t padded = (slots + SLOTS - 1) / SLOTS * SLOTS, tiles = (a.heads + HEADS - 1) / HEADS;
@@ -227,7 +227,7 @@ template <bool WHOLE>
 __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention a, bl_cuda_tables tables, int64_t first, int64_t slice,
                                                                mix_args mixing)
 {
-    extern __shared__ __align__(16) uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 16);
     __shared__ float denominator[HEADS];
     if (blockIdx.z * slice >= a.d) {
         if (blockIdx.y == 0) mix_token(mixing, first + blockIdx.x);
@@ -295,10 +295,7 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
                 const uint32_t *p0 = (const uint32_t *)(p + g * pitch + b * SLOTS + k + 2 * t);
                 const uint32_t *p1 = (const uint32_t *)(p + (g + 8) * pitch + b * SLOTS + k + 2 * t);
                 const fragment_a w = {{p0[0], p1[0], p0[4], p1[4]}};
-                uint2 v;
-                const uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + (k + lane % 16) * stride + col);
-                asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-                mma(acc[n], w, v);
+                mma(acc[n], w, load_transposed(shared_address(rows + (k + lane % 16) * stride + col)));
             }
         }
         if (!WHOLE) __syncthreads();
@@ -393,7 +390,7 @@ using namespace bl;
 
 void bl_cuda_rotations(bl_cuda_stream s, const bl_cuda_tables *t, const float *frequency, int64_t R)
 {
-    rotations_kernel<<<blocks_of(t->tokens * (R / 2), THREADS), THREADS, 0, s>>>(*t, frequency, (int)(R / 2));
+    launch_plain(s, blocks_of(t->tokens * (R / 2), THREADS), THREADS, 0, rotations_kernel, *t, frequency, (int)(R / 2));
 }
 
 void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t T, int64_t heads, int64_t d, int64_t R)
@@ -403,7 +400,7 @@ void bl_cuda_rope(bl_cuda_stream s, uint16_t *q, const float *rotation, int64_t 
 
 void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_window *w)
 {
-    window_rows_kernel<<<(unsigned)w->t->tokens, THREADS, 0, s>>>(args_of(w));
+    launch_plain(s, (unsigned)w->t->tokens, THREADS, 0, window_rows_kernel, args_of(w));
 }
 
 template <bool WHOLE>
@@ -438,7 +435,7 @@ void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
 {
-    store_window_kernel<<<(unsigned)t->tokens, THREADS, 0, s>>>(*t, kv, d, ring, layer_offset);
+    launch_plain(s, (unsigned)t->tokens, THREADS, 0, store_window_kernel, *t, kv, d, ring, layer_offset);
 }
 
 void bl_cuda_pool_pairs(bl_cuda_stream s, const bl_cuda_tables *t, uint16_t *pooled, const float *kv, const float *z, int64_t d,

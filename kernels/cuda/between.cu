@@ -18,7 +18,7 @@ struct norm_args {
 /* A block for each token's queries, then for each window row, then for some segments of the products each. */
 __global__ void __launch_bounds__(THREADS) between_kernel(norm_args q, window_args window, dense_args dots, float *parts)
 {
-    extern __shared__ __align__(16) uint16_t shared[]; /* [2][n] */
+    BL_DYNAMIC_SHARED(uint16_t, shared, 16); /* [2][n] */
     const int tokens = (int)window.tables.tokens, at = (int)blockIdx.x, warp = (int)threadIdx.x / WARP;
     if (at < tokens) norm_new_row<THREADS>(q.y + at * q.n, q.rounded + at * q.n, q.x + at * q.n, q.w, q.n, q.eps, shared);
     else if (at < 2 * tokens) make_window_row(window, at - tokens);

@@ -52,15 +52,15 @@ void bl_cuda_cast(bl_cuda_stream s, uint16_t *y, const bl_matrix *w, int64_t row
     if (rows <= 0) return;
     if (w->kind == BL_W_FP4) {
         const int64_t words = rows * (w->cols / EACH);
-        cast_fp4_kernel<<<blocks_of(words, FLAT * WORDS), FLAT, 0, s>>>((uint4 *)y, (const uint32_t *)(codes + row * w->cols / 2),
-                                                                        w->scale + row * (w->cols / 32), words);
+        launch_plain(s, blocks_of(words, FLAT * WORDS), FLAT, 0, cast_fp4_kernel, (uint4 *)y,
+                     (const uint32_t *)(codes + row * w->cols / 2), w->scale + row * (w->cols / 32), words);
         return;
     }
     const int64_t most = 65535 * ROWS / 32 * 32; /* of a grid; whole blocks of 32 */
     for (int64_t at = 0; at < rows; at += most) {
         const int64_t n = rows - at < most ? rows - at : most, from = row + at;
         const dim3 grid((unsigned)((w->cols / EACH + THREADS - 1) / THREADS), (unsigned)((n + ROWS - 1) / ROWS));
-        cast_fp8_kernel<<<grid, THREADS, 0, s>>>(y + at * w->cols, codes + from * w->cols, w->scale + from / 32 * (w->cols / 32), n,
-                                                 (int)w->cols);
+        launch_plain(s, grid, THREADS, 0, cast_fp8_kernel, y + at * w->cols, codes + from * w->cols,
+                     w->scale + from / 32 * (w->cols / 32), n, (int)w->cols);
     }
 }

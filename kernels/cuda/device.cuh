@@ -4,6 +4,8 @@
 #define BL_KERNELS_CUDA_DEVICE_CUH
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/instructions.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/fmath.h"
 #include "kernels/ops.h"
 
@@ -43,8 +45,7 @@ __device__ __forceinline__ uint16_t to_bf16(float x)
 /* Two at once, low half first. */
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {
-    uint32_t v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    const uint32_t v = convert_bf16x2(high, low);
     return low == low && high == high ? v : to_bf16(low) | (uint32_t)to_bf16(high) << 16;
 }
 
@@ -66,9 +67,7 @@ __device__ __forceinline__ uint8_t to_e4m3(float x)
 {
     const uint32_t u = __float_as_uint(x);
     if ((u & 0x7fffffff) > 0x7f800000) return (uint8_t)(u >> 24 & 0x80 | 0x7f);
-    uint16_t packed;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(0.0f), "f"(x));
-    return (uint8_t)packed;
+    return (uint8_t)convert_e4m3x2(0, x);
 }
 
 __device__ __forceinline__ float e2m1(unsigned c)
@@ -180,47 +179,6 @@ __device__ __forceinline__ float2 rotation_of(int64_t position, float f)
     return make_float2((float)cos(angle), (float)sin(angle));
 }
 
-/* ---- clusters of blocks; alone, a block is a cluster of one */
-
-__device__ __forceinline__ unsigned cluster_rank(void)
-{
-    unsigned r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-
-__device__ __forceinline__ unsigned cluster_size(void)
-{
-    unsigned n;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
-    return n;
-}
-
-/* cluster_sync in two, for barriers in shared memory that have been initialised (and fenced) only: their first use elsewhere is behind
- * the second. Other memory is not ordered, which would cost a wait for all of it. */
-__device__ __forceinline__ void cluster_arrive(void) { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_sync(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* The word at the same place in another block. */
-__device__ __forceinline__ int remote(const int *p, unsigned rank)
-{
-    int v;
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.b32 %0, [at];\n}"
-                 : "=r"(v) : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void set_remote(int *p, unsigned rank, int v)
-{
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nst.shared::cluster.b32 [at], %2;\n}"
-                 :: "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank), "r"(v) : "memory");
-}
-
 /* The sum of x of this lane and all before it in the warp. */
 template <class T> __device__ __forceinline__ T warp_scan(T x)
 {
@@ -232,33 +190,16 @@ template <class T> __device__ __forceinline__ T warp_scan(T x)
     return x;
 }
 
-/* ---- kernels that begin early (programmatic dependent launches): the next one in the stream may be set up from here on; and what
- * the one before has written is there from here on. A kernel that was launched so must wait, whatever it reads. */
-__device__ __forceinline__ void start_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void wait_for_last(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-/* Both, for kernels that have nothing to do before: the next one begins early, but not before this one could. */
+/* ---- kernels that begin early (instructions.cuh) */
+
+/* For kernels that have nothing to do before: the next one begins early, but not before this one could. */
 __device__ __forceinline__ void take_over(void)
 {
     wait_for_last();
     start_next();
 }
 
-/* On the host: start a kernel with so many attributes. */
-template <class... P, class... A>
-static void launch_with(cudaLaunchAttribute *attributes, unsigned count, cudaStream_t s, dim3 grid, int threads, int64_t bytes,
-                        void (*kernel)(P...), A... args)
-{
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)bytes;
-    config.stream = s;
-    config.attrs = attributes;
-    config.numAttrs = count;
-    cudaLaunchKernelEx(&config, kernel, args...);
-}
-
-/* ... one that begins early, or not. */
+/* On the host: start a kernel that begins early, or not. */
 template <class... P, class... A>
 static void launch_early(bool early, cudaStream_t s, dim3 grid, int threads, int64_t bytes, void (*kernel)(P...), A... args)
 {
@@ -282,27 +223,7 @@ static void launch_clusters(bool early, unsigned blocks, cudaStream_t s, unsigne
     launch_with(attribute, early ? 2 : 1, s, dim3(clusters * blocks), threads, bytes, kernel, args...);
 }
 
-/* ---- tensor core */
-
-struct fragment_a {
-    uint32_t r[4];
-};
-
-/* c += A B, one k16 step. A thread's registers hold of rows g and g + 8 of A and of column g of B the elements 4t .. 4t+3: the
- * order within a step changes nothing (dot.h). */
-__device__ __forceinline__ void mma(float c[4], const fragment_a &a, uint2 b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.x), "r"(b.y));
-}
-
-__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
-{
-    uint32_t d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
+/* ---- codes and scales as bf16 */
 
 /* A scale byte as two equal bf16. */
 __device__ __forceinline__ uint32_t scale_bf16x2(uint8_t b)

@@ -64,6 +64,7 @@ void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, 
     const uint32_t total = (uint32_t)(count * (width / PART)); /* a pass's rows: far below 2^32 */
     if (total == 0) return;
     if (total >= MANY_PARTS)
-        engram_gather_kernel<EACH><<<blocks_of(total, THREADS * EACH), THREADS, 0, s>>>(e, codes, scale, rows, total, (uint32_t)width);
-    else engram_gather_kernel<1><<<blocks_of(total, THREADS), THREADS, 0, s>>>(e, codes, scale, rows, total, (uint32_t)width);
+        launch_plain(s, blocks_of(total, THREADS * EACH), THREADS, 0, engram_gather_kernel<EACH>, e, codes, scale, rows, total,
+                     (uint32_t)width);
+    else launch_plain(s, blocks_of(total, THREADS), THREADS, 0, engram_gather_kernel<1>, e, codes, scale, rows, total, (uint32_t)width);
 }

@@ -38,7 +38,7 @@ __device__ __forceinline__ void choose_experts(uint32_t *keys, int32_t *chosen, 
 __global__ void route_kernel(int32_t *ids, float *gates, const float *logits, const float *bias, int64_t E, int64_t k, bool norm_topk,
                              float route_scale)
 {
-    extern __shared__ uint32_t keys[]; /* [E] */
+    BL_DYNAMIC_SHARED(uint32_t, keys, 4); /* [E] */
     const int64_t t = blockIdx.x;
     const int lane = threadIdx.x;
     const float *row = logits + t * E;
@@ -266,7 +266,7 @@ using namespace bl;
 void bl_cuda_route(bl_cuda_stream s, int32_t *ids, float *gates, const float *logits, const float *bias, int64_t T, int64_t E, int64_t k,
                    bool norm_topk, float route_scale)
 {
-    route_kernel<<<(unsigned)T, THREADS, E * sizeof(uint32_t), s>>>(ids, gates, logits, bias, E, k, norm_topk, route_scale);
+    launch_plain(s, (unsigned)T, THREADS, E * sizeof(uint32_t), route_kernel, ids, gates, logits, bias, E, k, norm_topk, route_scale);
 }
 
 void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids, const float *gates, int64_t T, int64_t k, int64_t first,
@@ -274,14 +274,14 @@ void bl_cuda_sort(bl_cuda_stream s, const bl_cuda_groups *g, const int32_t *ids,
 {
     const int n = (int)(T * k), E = (int)count, unit = (int)bl_cuda_unit_slots(T, many);
     if (n <= FEW_CHOICES && !many) {
-        sort_kernel<<<1, SORT_THREADS, 0, s>>>(*g, ids, gates, (int)T, (int)k, (int)first, E, unit);
+        launch_plain(s, 1, SORT_THREADS, 0, sort_kernel, *g, ids, gates, (int)T, (int)k, (int)first, E, unit);
         return;
     }
     const int size = (int)bl_cuda_sort_chunk(k);
     const unsigned chunks = blocks_of(n, size);
-    count_kernel<<<chunks, SORT_THREADS, 0, s>>>(*g, ids, n, size, (int)first, E);
-    offsets_kernel<<<1, SORT_THREADS, 0, s>>>(*g, (int)chunks, E, unit, many);
-    slots_kernel<<<chunks, SORT_THREADS, 0, s>>>(*g, ids, gates, n, (int)k, size, (int)first, E);
+    launch_plain(s, chunks, SORT_THREADS, 0, count_kernel, *g, ids, n, size, (int)first, E);
+    launch_plain(s, 1, SORT_THREADS, 0, offsets_kernel, *g, (int)chunks, E, unit, many);
+    launch_plain(s, chunks, SORT_THREADS, 0, slots_kernel, *g, ids, gates, n, (int)k, size, (int)first, E);
 }
 
 void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint16_t *u, const float *gate, int64_t gated, int64_t n,
@@ -294,5 +294,5 @@ void bl_cuda_swiglu(bl_cuda_stream s, uint16_t *a, const uint16_t *g, const uint
 void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, const int32_t *slot_of, const uint16_t *shared, int64_t T,
                          int64_t k, int64_t D)
 {
-    sum_experts_kernel<<<dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, s>>>(partial, y, slot_of, shared, k, D);
+    launch_plain(s, dim3(blocks_of(D, THREADS), (unsigned)T), THREADS, 0, sum_experts_kernel, partial, y, slot_of, shared, k, D);
 }

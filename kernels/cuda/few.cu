@@ -2,7 +2,7 @@
  * rows. A warp has its segment of K for good, with that part of x in registers, and a ring of stages in shared memory that asynchronous
  * copies fill ahead. Segment sums go to shared memory, where they are added ascending (dot.h: the order). Where K has more segments than
  * a block has warps, two blocks share a tile: what the first has added up the second goes on from. */
-#include "kernels/cuda/copies.cuh"
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/few.h"
 #include "kernels/cuda/few_tiles.cuh"
 
@@ -29,12 +29,6 @@ struct few_args {
 
 /* ---- filling the ring */
 
-template <int N> __device__ __forceinline__ void copy_async(uint32_t to, const uint8_t *from)
-{
-    if (N == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-}
-
 template <bl_weight_kind KIND>
 __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segment, int cols)
 {
@@ -52,20 +46,6 @@ __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segmen
 }
 
 /* ---- a segment's chain: c of rows g, g + 8 and tokens 2 t, 2 t + 1 */
-
-__device__ __forceinline__ uint32_t shared_word(uint32_t at)
-{
-    uint32_t v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(at));
-    return v;
-}
-
-__device__ __forceinline__ uint2 shared_pair(uint32_t at)
-{
-    uint2 v;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-    return v;
-}
 
 /* Byte b of a word in the lower byte of both halves. */
 __device__ __forceinline__ uint32_t both(uint32_t word, int b)
@@ -96,13 +76,6 @@ __device__ __forceinline__ uint2 place_codes(uint32_t w)
 
 enum { UP_FP8 = 120, UP_FP4 = 126 };
 
-/* A lane's codes of two steps, in each of row g, then g + 8. */
-__device__ __forceinline__ void shared_codes(uint32_t w[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
-}
-
 template <bool SMALL> __device__ __forceinline__ uint2 values_fp8(uint32_t w, uint32_t by)
 {
     const uint2 v = place_codes(w);
@@ -113,8 +86,8 @@ template <bool SMALL> __device__ __forceinline__ void chain_fp8(float c[4], uint
 {
 #pragma unroll
     for (int s = 0; s < STEPS; s += 2) {
-        uint32_t w[4];
-        shared_codes(w, codes + 16 * s);
+        uint32_t w[4]; /* of two steps, in each of row g, then g + 8 */
+        load_matrices(w, codes + 16 * s);
         const uint32_t by = scale_by<SMALL, UP_FP8>(both(s < 8 ? scales.x : scales.y, s / 2 % 4));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -192,14 +165,6 @@ struct few_block {
     int widest; /* tokens of a tile of the batch */
 };
 
-/* Not to be moved above a wait for what writes it. */
-__device__ __forceinline__ uint2 global_pair(const uint16_t *from)
-{
-    uint2 v;
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
-    return v;
-}
-
 /* A lane's part of a segment of x: of each step four elements of the row of token g, first and third, second and
  * fourth. */
 __device__ __forceinline__ void load_x(uint2 x[STEPS], const uint16_t *from)
@@ -248,7 +213,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
     typedef stage_of<KIND> is;
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int rank = PAIR ? (int)cluster_rank() : 0, in = warp / p.across, segment = rank * p.across + warp % p.across;
-    const uint32_t stages = (uint32_t)__cvta_generic_to_shared(memory) + warp * SLOT;
+    const uint32_t stages = shared_address(memory) + warp * SLOT;
     float *const sums = (float *)(memory + warps * SLOT);
     uint2 x[STEPS];
     for (; first < last; first += BATCH) {
@@ -317,7 +282,7 @@ __device__ __forceinline__ int share_of(int all, int b, int n)
 
 template <bl_weight_kind KIND, bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(few_args p, dense_tiles tiles)
 {
-    extern __shared__ __align__(16) uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 16);
     __shared__ few_block block;
     __shared__ few_pair pair;
     const int each = PAIR ? 2 : 1, b = blockIdx.x / each, n = gridDim.x / each, all = tiles.count();
@@ -339,7 +304,7 @@ template <bl_weight_kind KIND> __device__ __forceinline__ int routed_share(int r
 template <bl_weight_kind KIND>
 __global__ void __launch_bounds__(THREADS, 1) few_experts_kernel(few_args p, expert_tiles routed, dense_tiles shared)
 {
-    extern __shared__ __align__(16) uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 16);
     __shared__ few_block block;
     __shared__ few_pair alone;
     const int b = blockIdx.x, n = gridDim.x, with = shared.count();

@@ -23,22 +23,6 @@ __device__ __forceinline__ uint4 place_codes(uint32_t w)
     return make_uint4(__byte_perm(even, 0, 0x1404), __byte_perm(odd, 0, 0x1404), __byte_perm(even, 0, 0x3424), __byte_perm(odd, 0, 0x3424));
 }
 
-__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b)
-{
-    uint32_t d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-/* d = c + A B, a step of 16 codes. */
-__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
-                                        float c0, float c1, float c2, float c3)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
-}
-
 /* What a lane loads of keys g, g + 8, g + 16 and g + 24 of a tile: eight codes of each group, and the groups' scale bytes. */
 struct key_rows {
     uint32_t codes[4][GROUPS], scale[4];

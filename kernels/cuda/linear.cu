@@ -206,7 +206,7 @@ __device__ __forceinline__ void call_in(const weight_rows &w, int64_t at, int by
 #pragma unroll
     for (int h = 0; h < 2; h++)
         for (int i = threadIdx.x % 4 * 128; w.codes[h] && i < bytes; i += 4 * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(w.codes[h] + at + i));
+            prefetch(w.codes[h] + at + i);
 }
 
 template <bl_weight_kind KIND> __device__ __forceinline__ void call_segment(const dense_args &p, int64_t row, int64_t segment)
@@ -295,9 +295,9 @@ template <int NT> static void launch_dense(cudaStream_t s, const bl_cuda_product
 
 template <int NT> static void launch_experts(cudaStream_t s, bl_weight_kind kind, const expert_args &a, dim3 grid)
 {
-    if (kind == BL_W_FP8) expert_kernel<BL_W_FP8, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
-    else if (kind == BL_W_FP4) expert_kernel<BL_W_FP4, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
-    else expert_kernel<BL_W_BF16, NT, MANY><<<grid, MANY * WARP, 0, s>>>(a);
+    if (kind == BL_W_FP8) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_FP8, NT, MANY>, a);
+    else if (kind == BL_W_FP4) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_FP4, NT, MANY>, a);
+    else launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_BF16, NT, MANY>, a);
 }
 
 } // namespace bl
@@ -320,9 +320,9 @@ void bl_cuda_multiply_parts(bl_cuda_stream s, const bl_cuda_product *p, float *p
     const int nt = tiles_for(p->tokens);
     const dim3 grid(blocks_of(p->rows, ROWS), blocks_of(p->tokens, 8 * nt), blocks_of(p->w.cols, SEGMENT));
     if (p->tokens <= 0) return;
-    if (nt == 1) parts_kernel<1><<<grid, WARP, 0, s>>>(a, parts);
-    else if (nt == 2) parts_kernel<2><<<grid, WARP, 0, s>>>(a, parts);
-    else parts_kernel<4><<<grid, WARP, 0, s>>>(a, parts);
+    if (nt == 1) launch_plain(s, grid, WARP, 0, parts_kernel<1>, a, parts);
+    else if (nt == 2) launch_plain(s, grid, WARP, 0, parts_kernel<2>, a, parts);
+    else launch_plain(s, grid, WARP, 0, parts_kernel<4>, a, parts);
 }
 
 bool bl_cuda_multiply_with_parts(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q, float *parts)

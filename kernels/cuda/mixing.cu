@@ -1,7 +1,7 @@
 /* Coefficients of the streams' mixing (ops_streams.c): 24 products with float32 weights and a sum of squares over all streams of a
  * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mixing.cuh adds their segments; for many one
  * kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
-#include "kernels/cuda/copies.cuh"
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mixing.cuh"
 
 namespace bl {
@@ -96,8 +96,7 @@ __device__ __forceinline__ void add_squares(float q[4], uint32_t low, uint32_t h
 __device__ __forceinline__ fragment_a load_fragment(uint32_t at)
 {
     fragment_a a;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3]) : "r"(at) : "memory");
+    load_matrices(a.r, at);
     return a;
 }
 
@@ -105,7 +104,7 @@ __device__ __forceinline__ fragment_a load_fragment(uint32_t at)
 __device__ __forceinline__ void add_piece(sums_of_warp &s, const uint8_t *h, const uint8_t *fn)
 {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const uint32_t row = shared_at(h) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+    const uint32_t row = shared_address(h) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
     const uint8_t *const column = fn + g * 256;
     const int at = t * 8 ^ (g & 3) << 5;
 #pragma unroll
@@ -188,7 +187,7 @@ __device__ __forceinline__ void finish(const mix_args &a, int64_t token, const f
 __global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const float *fn)
 {
     enum { COUNT = SUMS / THREADS };
-    extern __shared__ __align__(128) uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 128);
     float *const sums = (float *)(memory + STAGES * STAGE), *const squares = sums + SUM_FLOATS;
     const int64_t token = (int64_t)blockIdx.x * TOKENS;
     const int split = threadIdx.x / WARP / GROUPS, first = threadIdx.x / WARP % GROUPS * 32;
@@ -204,13 +203,13 @@ __global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const 
     };
     const fetcher copies(a, fn, token);
     for (int p = 0; p < STAGES - 1; p++) {
-        copies.fetch(shared_at(memory + p * STAGE), p);
+        copies.fetch(shared_address(memory + p * STAGE), p);
         copies_end_group();
     }
     for (int p = 0, stage = 0; p < pieces; p++, stage = stage == STAGES - 1 ? 0 : stage + 1) {
         copies_wait_for<STAGES - 2>();
         __syncthreads(); /* the piece is there, and the stage before it is free */
-        if (p + STAGES - 1 < pieces) copies.fetch(shared_at(memory + (stage ? stage - 1 : STAGES - 1) * STAGE), p + STAGES - 1);
+        if (p + STAGES - 1 < pieces) copies.fetch(shared_address(memory + (stage ? stage - 1 : STAGES - 1) * STAGE), p + STAGES - 1);
         copies_end_group();
         if (p > 0 && p % PIECES == 0) add_round();
         const uint8_t *h = memory + stage * STAGE;
@@ -236,13 +235,13 @@ using namespace bl;
 
 void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m)
 {
-    mix_kernel<<<(unsigned)m->T, MIX_THREADS, 0, s>>>(args_of(m));
+    launch_plain(s, (unsigned)m->T, MIX_THREADS, 0, mix_kernel, args_of(m));
 }
 
 bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m)
 {
     if (m->T < BL_CUDA_MIX_MANY) return false;
     cudaFuncSetAttribute(mix_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    mix_many_kernel<<<blocks_of(m->T, TOKENS), THREADS, SHARED_BYTES, s>>>(args_of(m), m->fn);
+    launch_plain(s, blocks_of(m->T, TOKENS), THREADS, SHARED_BYTES, mix_many_kernel, args_of(m), m->fn);
     return true;
 }

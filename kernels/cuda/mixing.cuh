@@ -41,8 +41,7 @@ __device__ __forceinline__ float sum_column(float c)
  * the reciprocal to the bit (for all mantissas of y that plain ones have), by which two steps make the quotient exact. */
 __device__ __forceinline__ float divide_plain(float x, float y)
 {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+    float r = approximate_reciprocal(y);
     r = fmaf(r, fmaf(-y, r, 1.0f), r);
     float q = x * r;
     r = fmaf(r, fmaf(-y, r, 1.0f), r); /* meanwhile */

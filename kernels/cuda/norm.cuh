@@ -37,9 +37,7 @@ __device__ __forceinline__ uint2 round_four(uint2 x)
     if (scale == 255) return make_uint2(0x7fc07fc0, 0x7fc07fc0);
     const float inverse = e8m0(254 - scale); /* exact: a power of two */
     const four v = unpack_four(x);
-    uint16_t low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v.v[1] * inverse), "f"(v.v[0] * inverse));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v.v[3] * inverse), "f"(v.v[2] * inverse));
+    const uint16_t low = convert_e4m3x2(v.v[1] * inverse, v.v[0] * inverse), high = convert_e4m3x2(v.v[3] * inverse, v.v[2] * inverse);
     return decode_fp8(low | (uint32_t)high << 16, scale_bf16x2(scale));
 }
 

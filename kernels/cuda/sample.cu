@@ -321,7 +321,7 @@ __device__ __forceinline__ void weigh(choice &c, const float *logits, float most
 __global__ void __cluster_dims__(BLOCKS) __launch_bounds__(THREADS, 2) sample_kernel(bl_cuda_drawn *drawn, float *logits,
                                                                                   const bl_cuda_draw *draws, int n)
 {
-    extern __shared__ uint32_t kept_keys[];
+    BL_DYNAMIC_SHARED(uint32_t, kept_keys, 4);
     __shared__ shared_memory sh;
     const int row = blockIdx.x / BLOCKS, each = (n + BLOCKS - 1) / BLOCKS, first = min((int)cluster_rank() * each, n);
     const bl_cuda_draw d = draws[row];
@@ -350,5 +350,5 @@ void bl_cuda_sample(bl_cuda_stream s, bl_cuda_drawn *drawn, float *logits, const
     if (rows <= 0) return;
     cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, KEPT * sizeof(uint32_t));
     const size_t kept = each <= KEPT ? (size_t)each * sizeof(uint32_t) : 0;
-    sample_kernel<<<(unsigned)rows * BLOCKS, THREADS, kept, s>>>(drawn, logits, draws, (int)n);
+    launch_declared(BLOCKS, s, (unsigned)rows * BLOCKS, THREADS, kept, sample_kernel, drawn, logits, draws, (int)n);
 }

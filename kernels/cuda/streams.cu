@@ -1,5 +1,5 @@
 /* Residual streams, norms, roundings, Engram: a block for each row. */
-#include "kernels/cuda/copies.cuh"
+#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/norm.cuh"
 
 namespace bl {
@@ -32,7 +32,7 @@ enum { COLLAPSE = 640 /* threads: four columns of 2560 at a time */ };
 __global__ void __launch_bounds__(COLLAPSE) collapse_kernel(uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre,
                                                             const uint16_t *norm, const int64_t *tokens, int64_t D, float eps)
 {
-    extern __shared__ __align__(16) uint16_t row[];
+    BL_DYNAMIC_SHARED(uint16_t, row, 16);
     __shared__ float sums[ROW_SUMS];
     const int64_t i = blockIdx.x, t = tokens ? tokens[i] : i;
     start_next();
@@ -164,11 +164,11 @@ __global__ void __launch_bounds__(THREADS) advance_kernel(bl_cuda_advance a)
 /* The same, a block for each token, whose streams come to shared memory first: many bytes under way in few registers. */
 __global__ void __launch_bounds__(THREADS, 3) advance_many_kernel(bl_cuda_advance a)
 {
-    extern __shared__ __align__(16) uint16_t h[]; /* [S][D]; the collapsed row takes the place of the first stream's */
+    BL_DYNAMIC_SHARED(uint16_t, h, 16); /* [S][D]; the collapsed row takes the place of the first stream's */
     __shared__ float sums[ROW_SUMS], post[S], comb[S * S], pre[S];
     const int64_t t = blockIdx.x, D = a.D;
     uint16_t *const out = a.H + t * S * D;
-    for (int64_t i = 8 * threadIdx.x; i < S * D; i += 8 * THREADS) copy_sixteen(shared_at(h + i), out + i, true);
+    for (int64_t i = 8 * threadIdx.x; i < S * D; i += 8 * THREADS) copy_sixteen(shared_address(h + i), out + i, true);
     copies_end_group();
     if (threadIdx.x < S * S) comb[threadIdx.x] = a.comb[t * S * S + threadIdx.x];
     if (threadIdx.x < S) post[threadIdx.x] = a.post[t * S + threadIdx.x], pre[threadIdx.x] = a.pre[t * S + threadIdx.x];
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, 3) advance_many_kernel(bl_cuda_advanc
 __global__ void __launch_bounds__(THREADS) rmsnorm_kernel(uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t n,
                                                           float eps)
 {
-    extern __shared__ __align__(16) uint16_t shared[]; /* [2][n] */
+    BL_DYNAMIC_SHARED(uint16_t, shared, 16); /* [2][n] */
     const int64_t t = blockIdx.x;
     norm_new_row<THREADS>(y + t * n, rounded ? rounded + t * n : NULL, x + t * n, w, n, eps, shared);
 }
@@ -287,23 +287,23 @@ using namespace bl;
 void bl_cuda_embed(bl_cuda_stream s, uint16_t *x, const uint16_t *table, const int32_t *ids, int64_t first, int64_t count, int64_t T,
                    int64_t D)
 {
-    embed_kernel<<<(unsigned)T, THREADS, 0, s>>>(x, table, ids, first, count, D);
+    launch_plain(s, (unsigned)T, THREADS, 0, embed_kernel, x, table, ids, first, count, D);
 }
 
 void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *x, int64_t T, int64_t D)
 {
-    fan_out_kernel<<<(unsigned)T, THREADS, 0, s>>>(H, pre, x, D);
+    launch_plain(s, (unsigned)T, THREADS, 0, fan_out_kernel, H, pre, x, D);
 }
 
 void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,
                       const int64_t *tokens, int64_t n, int64_t D, float eps)
 {
-    collapse_kernel<<<(unsigned)n, COLLAPSE, D * 2, s>>>(x, rounded, H, pre, norm, tokens, D, eps);
+    launch_plain(s, (unsigned)n, COLLAPSE, D * 2, collapse_kernel, x, rounded, H, pre, norm, tokens, D, eps);
 }
 
 void bl_cuda_expand(bl_cuda_stream s, uint16_t *H, const uint16_t *y, const float *post, const float *comb, int64_t T, int64_t D)
 {
-    expand_kernel<<<dim3(blocks_of(D, 4 * THREADS), (unsigned)T), THREADS, 0, s>>>(H, y, post, comb, D);
+    launch_plain(s, dim3(blocks_of(D, 4 * THREADS), (unsigned)T), THREADS, 0, expand_kernel, H, y, post, comb, D);
 }
 
 void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
@@ -311,7 +311,7 @@ void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
     const unsigned parts = blocks_of(a->D, 4 * THREADS); /* MOST_PARTS at most: hidden sizes are limited */
     if (a->T >= MANY) {
         cudaFuncSetAttribute(advance_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(S * a->D * 2));
-        advance_many_kernel<<<(unsigned)a->T, THREADS, S * a->D * 2, s>>>(*a);
+        launch_plain(s, (unsigned)a->T, THREADS, S * a->D * 2, advance_many_kernel, *a);
         return;
     }
     launch_clusters(a->early, parts, s, (unsigned)a->T, THREADS, 0, advance_kernel, *a);
@@ -319,7 +319,7 @@ void bl_cuda_advance_streams(bl_cuda_stream s, const bl_cuda_advance *a)
 
 void bl_cuda_to_bf16(bl_cuda_stream s, uint16_t *y, const float *x, int64_t n)
 {
-    to_bf16_kernel<<<blocks_of(n, 4 * THREADS), THREADS, 0, s>>>(y, x, n);
+    launch_plain(s, blocks_of(n, 4 * THREADS), THREADS, 0, to_bf16_kernel, y, x, n);
 }
 
 void bl_cuda_rmsnorm(bl_cuda_stream s, uint16_t *y, uint16_t *rounded, const uint16_t *x, const uint16_t *w, int64_t rows, int64_t n,
@@ -336,7 +336,7 @@ void bl_cuda_round_fp8(bl_cuda_stream s, uint16_t *y, const uint16_t *x, int64_t
 
 void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width)
 {
-    engram_rows_kernel<<<blocks_of(rows * width, THREADS), THREADS, 0, s>>>(e, codes, scale, rows * width);
+    launch_plain(s, blocks_of(rows * width, THREADS), THREADS, 0, engram_rows_kernel, e, codes, scale, rows * width);
 }
 
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps)

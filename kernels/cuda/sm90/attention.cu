@@ -38,15 +38,13 @@ __device__ __forceinline__ void swap_chains(float (&x)[MINE], float (&s)[SLOTS /
             x[4 * k + i] = half ? s[8 * k + 4 + i] : s[8 * k + i];
             give[i] = half ? s[8 * k + i] : s[8 * k + 4 + i];
         }
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + k * step), "f"(give[0]), "f"(give[1]), "f"(give[2]), "f"(give[3])
-                     : "memory");
+        put_floats(to + k * step, give);
     }
     named_sync(SCORED, 2 * GROUP);
 #pragma unroll
     for (int k = 0; k < MINE / 4; k++) {
         float y[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3]) : "r"(from + k * step)
-                     : "memory");
+        shared_floats(y, from + k * step);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float mine = x[4 * k + i];
@@ -128,7 +126,7 @@ __global__ void __launch_bounds__(THREADS, 1) many_attend_kernel(const __grid_co
                                                                  const __grid_constant__ CUtensorMap map)
 {
 #ifdef BL_HOPPER
-    extern __shared__ uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 1);
     __shared__ __align__(16) shared_state sh;
     const int tiles = (int)((a.heads + HEADS - 1) / HEADS), blocks = (int)((attended(a) + SLOTS - 1) / SLOTS);
     const turns all = {(int)tables.tokens * tiles, (int)blockIdx.x, (int)gridDim.x, tiles, blocks};
@@ -166,6 +164,6 @@ bool bl_cuda_attend_many(bl_cuda_stream s, const bl_cuda_attention *a)
     CUtensorMap map;
     if (!make_tile_map(&map, a->q, a->t->tokens * a->heads, D, D, HEADS)) return false;
     cudaFuncSetAttribute(many_attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    many_attend_kernel<<<(unsigned)(count < room ? count : room), THREADS, SHARED_BYTES, s>>>(*a, *a->t, map);
+    launch_plain(s, (unsigned)(count < room ? count : room), THREADS, SHARED_BYTES, many_attend_kernel, *a, *a->t, map);
     return true;
 }

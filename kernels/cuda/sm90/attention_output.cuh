@@ -10,8 +10,7 @@ namespace bl {
 /* Two as bf16, low half first; EASY: neither is a NaN. */
 template <bool EASY> __device__ __forceinline__ uint32_t pair_of(float low, float high)
 {
-    uint32_t v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    const uint32_t v = convert_bf16x2(high, low);
     return EASY || (low == low && high == high) ? v : to_bf16(low) | (uint32_t)to_bf16(high) << 16;
 }
 
@@ -48,18 +47,14 @@ template <int N, int M> __device__ __forceinline__ void divide_all(float (&acc)[
     for (int from = 0; from < N * M; from += MINE) {
         float *x = &acc[from / M][from % M];
 #pragma unroll
-        for (int k = 0; k < MINE; k++) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + k / 4 * step + k % 4 * 4), "f"(x[k]) : "memory");
+        for (int k = 0; k < MINE; k++) put_float(at + k / 4 * step + k % 4 * 4, x[k]);
 #pragma unroll 1
         for (int k = 0; k < MINE; k++) {
             const uint32_t mine = at + k / 4 * step + k % 4 * 4;
-            float y;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y) : "r"(mine) : "memory");
-            y = y / (k % 4 < 2 ? b0 : b1);
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(mine), "f"(y) : "memory");
+            put_float(mine, shared_float(mine) / (k % 4 < 2 ? b0 : b1));
         }
 #pragma unroll
-        for (int k = 0; k < MINE; k++)
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x[k]) : "r"(at + k / 4 * step + k % 4 * 4) : "memory");
+        for (int k = 0; k < MINE; k++) x[k] = shared_float(at + k / 4 * step + k % 4 * 4);
     }
 }
 

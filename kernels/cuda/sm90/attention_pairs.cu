@@ -138,8 +138,7 @@ __device__ __forceinline__ void add_chains(float (&x)[MINE], const exchange &e, 
 #pragma unroll
     for (int k = 0; k < MINE / 4; k++) {
         float y[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
-                     : "r"(e.scores + n % 2 * SCORE_BYTES + k * (SCORE_BYTES / (MINE / 4))) : "memory");
+        shared_floats(y, e.scores + n % 2 * SCORE_BYTES + k * (SCORE_BYTES / (MINE / 4)));
 #pragma unroll
         for (int i = 0; i < 4; i++) x[4 * k + i] = (0.0f + s[4 * k + i]) + y[i];
     }
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(PAIR, 1, 1)
                         const __grid_constant__ CUtensorMap map)
 {
 #ifdef BL_HOPPER
-    extern __shared__ uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 1);
     __shared__ __align__(16) pair_state sh;
     const turn at = turn_of(blockIdx.x / PAIR, (int)((a.heads + HEADS - 1) / HEADS));
     const int rank = blockIdx.x % PAIR, blocks = (int)((attended(a) + SLOTS - 1) / SLOTS);
@@ -269,6 +268,6 @@ bool bl_cuda_attend_pairs(bl_cuda_stream s, const bl_cuda_attention *a)
     CUtensorMap map;
     if (!make_tile_map(&map, a->q, T * a->heads, D, D, HEADS)) return false;
     cudaFuncSetAttribute(pairs_attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    pairs_attend_kernel<<<(unsigned)(PAIR * turns), THREADS, bytes, s>>>(*a, *a->t, map);
+    launch_declared(PAIR, s, (unsigned)(PAIR * turns), THREADS, bytes, pairs_attend_kernel, *a, *a->t, map);
     return true;
 }

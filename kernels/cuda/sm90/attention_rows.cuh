@@ -10,8 +10,7 @@ namespace bl {
 /* 16 bytes of a row of a chunk, swizzled. */
 __device__ __forceinline__ void put(uint32_t to, int slot, int unit, const uint2 &a, const uint2 &b)
 {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + ((unit ^ slot % 8) << 4)), "r"(a.x), "r"(a.y), "r"(b.x), "r"(b.y)
-                 : "memory");
+    put_words(to + ((unit ^ slot % 8) << 4), a, b);
 }
 
 /* An e4m3 scale, which is a bf16 too, twice. */

@@ -47,7 +47,7 @@ __device__ __forceinline__ void weigh_slots(float (&lanes)[2][2], const float (&
                 e[b] = exp_negative<NORMAL>(x[4 * k + 2 * h + b]);
                 lanes[h][b] = k == 0 ? e[b] : lanes[h][b] + e[b];
             }
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at ^ (2 * k << 4)), "r"(pair_of<true>(e[0], e[1])) : "memory");
+            put_word(at ^ (2 * k << 4), pair_of<true>(e[0], e[1]));
         }
     }
 }

@@ -105,8 +105,8 @@ template <int N> __device__ __forceinline__ void store_tile(const many_args &p, 
     for (int j = 0; j < N / 8; j++) {
         uint2 v;
         const uint32_t low = pack_bf16(total[4 * j], total[4 * j + 1]), high = pack_bf16(total[4 * j + 2], total[4 * j + 3]);
-        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v.x) : "r"(low));
-        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v.y) : "r"(high));
+        v.x = transpose_matrix(low);
+        v.y = transpose_matrix(high);
         if (8 * j + g < w.tokens && row < p.rows) *(uint2 *)(y + (8 * j + g) * p.rows) = v;
     }
 }
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     many_experts_kernel(const __grid_constant__ many_args p, const __grid_constant__ CUtensorMap x)
 {
 #ifdef BL_HOPPER
-    extern __shared__ uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 1);
     __shared__ uint64_t full[STAGES], empty[STAGES];
     pipeline q = {shared_address(full), shared_address(empty), (shared_address(memory) + ALIGN - 1) / ALIGN * ALIGN, 0, 0};
     const int tiles = (int)((p.rows + TILE_M - 1) / TILE_M) * p.count, size = unit_class(N);
@@ -238,7 +238,7 @@ __global__ void gather_slots_kernel(uint16_t *y, const uint16_t *x, const int32_
 template <int N> static void launch(cudaStream_t s, const many_args &a, const CUtensorMap &x, unsigned grid)
 {
     cudaFuncSetAttribute(many_experts_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    many_experts_kernel<N><<<grid, THREADS, SHARED_BYTES, s>>>(a, x);
+    launch_plain(s, grid, THREADS, SHARED_BYTES, many_experts_kernel<N>, a, x);
 }
 
 } // namespace bl
@@ -262,8 +262,8 @@ bool bl_cuda_multiply_experts_many(bl_cuda_stream s, const bl_cuda_expert_produc
     if (!make_tile_map(&map, x, slots, p->cols, p->cols, BOX)) return false;
     if (p->by_token) {
         const int parts = (int)(p->cols / 16);
-        gather_slots_kernel<<<dim3((unsigned)((parts + GATHER - 1) / GATHER), (unsigned)slots), GATHER, 0, s>>>(p->grouped, p->x,
-                                                                                                       p->groups->token, p->T, parts);
+        launch_plain(s, dim3((unsigned)((parts + GATHER - 1) / GATHER), (unsigned)slots), GATHER, 0, gather_slots_kernel, p->grouped,
+                     p->x, p->groups->token, p->T, parts);
     }
     const unsigned grid = (unsigned)(most < processor_count() ? most : processor_count());
     launch<16>(s, a, map, grid);

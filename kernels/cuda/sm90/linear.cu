@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
     many_kernel(const __grid_constant__ many_args p, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w)
 {
 #ifdef BL_HOPPER
-    extern __shared__ uint8_t memory[];
+    BL_DYNAMIC_SHARED(uint8_t, memory, 1);
     __shared__ uint64_t full[STAGES], empty[STAGES];
     const pipeline q = {shared_address(full), shared_address(empty), (shared_address(memory) + ALIGN - 1) / ALIGN * ALIGN};
     const int rank = (int)cluster_rank();
@@ -210,7 +210,7 @@ static bool launch(cudaStream_t s, const bl_cuda_product *p, const uint16_t *w, 
                          (int)blocks_of(rows, TILE_N), (int)groups};
     cudaFuncSetAttribute(many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     const int64_t tiles = (int64_t)a.pairs * a.columns * a.groups, most = processor_count() / CLUSTER;
-    many_kernel<<<(unsigned)((tiles < most ? tiles : most) * CLUSTER), THREADS, SHARED_BYTES, s>>>(a, x_map, w_map);
+    launch_declared(CLUSTER, s, (unsigned)((tiles < most ? tiles : most) * CLUSTER), THREADS, SHARED_BYTES, many_kernel, a, x_map, w_map);
     return true;
 }
 
