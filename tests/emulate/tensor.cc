@@ -42,69 +42,54 @@ void set_element(row_of_a &a, int k, uint16_t bits, number kind)
 
 void set_element(columns_of_b &b, int k, int column, uint16_t bits, number kind)
 {
+    float m;
+    int32_t e;
     if (k == 0 && column == 0) b.finite = true;
-    b.finite &= split(b.m[k][column], b.e[k][column], bits, kind);
+    b.finite &= split(m, e, bits, kind);
+    b.m[k][column] = m;
+    b.e[k][column] = e;
 }
 
-/* sum * 2^(most - FRACTION) as float32, cut toward zero. */
-static float cut(double sum, int most)
+typedef double doubles __attribute__((vector_size(8 * WIDE)));
+typedef int64_t longs __attribute__((vector_size(8 * WIDE)));
+
+/* Below the smallest normal float32 a sum is cut to multiples of 2^-149. */
+static float cut_subnormal(double x)
 {
-    const uint64_t scale = (uint64_t)(1023 + most - FRACTION) << 52;
-    double unit;
-    memcpy(&unit, &scale, sizeof unit);
-    const double x = sum * unit, size = fabs(x);
-    if (size == 0) return 0;
-    if (size < 0x1p-126) return (float)(trunc(x * 0x1p149) * 0x1p-149);
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    u &= ~0x1fffffffull; /* 24 bits are left */
-    double y;
-    memcpy(&y, &u, sizeof y);
-    return (float)y;
+    return (float)(trunc(x * 0x1p149) * 0x1p-149);
 }
 
-/* The largest exponents, and the sums of all terms in units of 2^(most - FRACTION), each cut: those of eight products and of the
- * accumulator are below 2^31. */
-FAST static void add_terms(int32_t most[WIDE], int32_t first[WIDE], int32_t second[WIDE], const float c[WIDE], const row_of_a &a,
-                           const columns_of_b &b, int fraction)
+/* Terms are cut to multiples of 2^(most - FRACTION), where most is the largest exponent; in these units those of eight products and of
+ * the accumulator are below 2^31. */
+FAST static void add_terms(float c[WIDE], const row_of_a &a, const columns_of_b &b, int fraction)
 {
-    float cm[WIDE];
-    int32_t ce[WIDE];
-    for (int j = 0; j < WIDE; j++) {
-        uint32_t u;
-        memcpy(&u, &c[j], sizeof u);
-        const int32_t field = u >> 23 & 255, low = u & 0x7fffff, m = low | (field ? 0x800000 : 0);
-        cm[j] = (float)(u >> 31 ? -m : m);
-        ce[j] = m ? (field ? field : 1) - 127 : NONE;
-        most[j] = ce[j];
+    words bits;
+    memcpy(&bits, c, sizeof bits);
+    const words field = bits >> 23 & 255, low = bits & 0x7fffff, sign = bits < 0;
+    const words size = low | ((field != 0) & 0x800000), zero = size == 0;
+    const words e = zero ? words{} + (int)NONE : (field > 1 ? field : words{} + 1) - 127;
+    words most = e;
+    for (int k = 0; k < STEP; k++) {
+        const words other = b.e[k] + a.e[k];
+        most = other > most ? other : most;
     }
-    for (int k = 0; k < STEP; k++)
-        for (int j = 0; j < WIDE; j++) {
-            const int32_t e = a.e[k] + b.e[k][j];
-            most[j] = e > most[j] ? e : most[j];
-        }
-    for (int j = 0; j < WIDE; j++) {
-        most[j] = most[j] > -900 ? most[j] : -900; /* all zeros */
-        int32_t down = most[j] - ce[j];
-        down = down < 100 ? down : 100;
-        const uint32_t scale = (uint32_t)(127 + FRACTION - 23 - down) << 23;
-        float by;
-        memcpy(&by, &scale, sizeof by);
-        first[j] = (int32_t)(cm[j] * by);
-        second[j] = 0;
+    most = most > -900 ? most : words{} - 900; /* all zeros */
+    /* a factor is 2^(FRACTION - point) less what the term is below the largest */
+    const words down = most - e < 100 ? most - e : words{} + 100;
+    const floats c_by = (floats)((127 + FRACTION - 23 - down) << 23);
+    words sum[2] = {__builtin_convertvector(__builtin_convertvector((size ^ sign) - sign, floats) * c_by, words), {}};
+    for (int k = 0; k < STEP; k++) {
+        const words below = most - (b.e[k] + a.e[k]), least = below < 100 ? below : words{} + 100;
+        const floats by = (floats)((127 + FRACTION - 2 * fraction - least) << 23);
+        sum[k / (STEP / 2)] += __builtin_convertvector(b.m[k] * a.m[k] * by, words); /* exact, then cut */
     }
-    for (int half = 0; half < 2; half++) {
-        int32_t *const sum = half ? second : first;
-        for (int k = half * STEP / 2; k < (half + 1) * STEP / 2; k++)
-            for (int j = 0; j < WIDE; j++) {
-                int32_t down = most[j] - (a.e[k] + b.e[k][j]);
-                down = down < 100 ? down : 100;
-                const uint32_t scale = (uint32_t)(127 + FRACTION - 2 * fraction - down) << 23;
-                float by;
-                memcpy(&by, &scale, sizeof by);
-                sum[j] += (int32_t)(a.m[k] * b.m[k][j] * by); /* exact, then cut */
-            }
-    }
+    const doubles total = __builtin_convertvector(sum[0], doubles) + __builtin_convertvector(sum[1], doubles);
+    const doubles x = total * (doubles)((__builtin_convertvector(most, longs) + (1023 - FRACTION)) << 52);
+    const doubles cut = (doubles)((longs)x & ~(longs{} + 0x1fffffff)); /* to 24 bits */
+    const floats y = __builtin_convertvector(cut, floats);
+    memcpy(c, &y, sizeof y);
+    for (int j = 0; j < WIDE; j++)
+        if (fabs(x[j]) < 0x1p-126 && x[j] != 0) c[j] = cut_subnormal(x[j]);
 }
 
 /* Of infinities and NaNs, or of none. */
@@ -117,14 +102,18 @@ static float add_plainly(float c, const row_of_a &a, const columns_of_b &b, int 
 
 void step(float c[WIDE], const row_of_a &a, const columns_of_b &b, number kind)
 {
-    int32_t most[WIDE], first[WIDE], second[WIDE];
-    add_terms(most, first, second, c, a, b, kind == BF16 ? 7 : 10);
-    for (int j = 0; j < WIDE; j++) {
-        bool finite = isfinite(c[j]);
-        if (!a.finite || !b.finite)
-            for (int k = 0; k < STEP; k++) finite = finite && isfinite(a.m[k]) && isfinite(b.m[k][j]);
-        c[j] = finite ? cut((double)first[j] + second[j], most[j]) : add_plainly(c[j], a, b, j);
+    bool finite = a.finite && b.finite;
+    for (int j = 0; j < WIDE; j++) finite = finite && isfinite(c[j]);
+    float plain[WIDE];
+    bool mixed[WIDE] = {};
+    for (int j = 0; j < WIDE && !finite; j++) {
+        mixed[j] = !isfinite(c[j]);
+        for (int k = 0; k < STEP; k++) mixed[j] = mixed[j] || !isfinite(a.m[k]) || !isfinite(b.m[k][j]);
+        if (mixed[j]) plain[j] = add_plainly(c[j], a, b, j);
     }
+    add_terms(c, a, b, kind == BF16 ? 7 : 10);
+    for (int j = 0; j < WIDE && !finite; j++)
+        if (mixed[j]) c[j] = plain[j];
 }
 
 } // namespace emu

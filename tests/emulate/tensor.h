@@ -17,9 +17,12 @@ struct row_of_a {
     bool finite;
 };
 
+typedef float floats __attribute__((vector_size(4 * WIDE)));
+typedef int32_t words __attribute__((vector_size(4 * WIDE)));
+
 struct columns_of_b {
-    float m[STEP][WIDE];
-    int32_t e[STEP][WIDE];
+    floats m[STEP];
+    words e[STEP];
     bool finite;
 };
 

@@ -46,7 +46,7 @@ static void check_end()
 {
     for (const auto &w : all)
         for (const thread_state &t : w->thread)
-            if (w->cluster == emu::cluster_number() && !t.open.empty()) emu::fail("or another thread ends before it has waited for products");
+            if (w->cluster == emu::cluster_number() && !t.open.empty()) emu::fail("or another thread has not waited for its products");
 }
 
 static warpgroup &mine()
@@ -96,7 +96,8 @@ static void make(const product &p)
     std::vector<emu::columns_of_b> b((size_t)p.n / emu::WIDE);
     for (int c = 0; c < p.n; c++)
         for (int k = 0; k < emu::STEP; k++)
-            emu::set_element(b[(size_t)c / emu::WIDE], k, c % emu::WIDE, p.by_columns ? by_column(p.b, c, k) : by_row(p.b, c, k), emu::BF16);
+            emu::set_element(b[(size_t)c / emu::WIDE], k, c % emu::WIDE, p.by_columns ? by_column(p.b, c, k) : by_row(p.b, c, k),
+                             emu::BF16);
     for (int row = 0; row < ROWS; row++) {
         const int first = row / 16 * 32 + row % 8 * 4, h = row / 8 % 2;
         emu::row_of_a a;
