@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { ROWS = 24 };
+enum { ROWS = 24 /* at most */ };
 
 typedef enum style { NORMAL, PEAKED, TIES, FLAT, ODD, HOLES, NONE, STYLES } style;
 
@@ -35,12 +35,13 @@ static bl_sampling random_sampling(check *c)
 
 static void check_draws(check *c, int64_t n, style s)
 {
+    const int rows = (int)sized(ROWS, 8);
     check_case(c, "drawing among %lld, style %d", (long long)n, (int)s);
-    float *logits = check_buffer(c, (size_t)(ROWS * n) * 4, 16);
+    float *logits = check_buffer(c, (size_t)(rows * n) * 4, 16);
     int32_t *scratch = check_buffer(c, (size_t)(2 * n) * 4, 16);
     bl_cuda_draw draws[ROWS] = {0};
-    bl_cuda_drawn want[ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    bl_cuda_drawn want[ROWS] = {0};
+    for (int r = 0; r < rows; r++) {
         float *row = logits + r * n;
         fill(c, row, n, s);
         draws[r] = (bl_cuda_draw){.sampling = random_sampling(c), .position = (uint64_t)check_below(c, 100000), .draw = r % 8 != 7};
@@ -49,12 +50,12 @@ static void check_draws(check *c, int64_t n, style s)
         want[r] = (bl_cuda_drawn){bl_sample(row, (int)n, how, draws[r].position, scratch, NULL), 0};
         for (int64_t i = 0; i < n; i++) want[r].nans += row[i] != row[i];
     }
-    float *on_gpu = gpu_copy(logits, (size_t)(ROWS * n) * 4);
+    float *on_gpu = gpu_copy(logits, (size_t)(rows * n) * 4);
     bl_cuda_drawn *drawn = gpu_buffer(sizeof want);
-    bl_cuda_sample(0, drawn, on_gpu, gpu_copy(draws, sizeof draws), ROWS, n);
+    bl_cuda_sample(0, drawn, on_gpu, gpu_copy(draws, sizeof draws), rows, n);
     const bl_cuda_drawn *have = gpu_result(c, drawn, sizeof want);
-    const float *after = gpu_result(c, on_gpu, (size_t)(ROWS * n) * 4);
-    for (int r = 0; r < ROWS; r++) {
+    const float *after = gpu_result(c, on_gpu, (size_t)(rows * n) * 4);
+    for (int r = 0; r < rows; r++) {
         check_int(c, "token", have[r].token, want[r].token);
         check_int(c, "NaN", have[r].nans, want[r].nans);
         if (!draws[r].draw) check_int(c, "a row that is not drawn from", memcmp(after + r * n, logits + r * n, (size_t)n * 4), 0);
@@ -64,8 +65,8 @@ static void check_draws(check *c, int64_t n, style s)
 
 void check_cuda_sample(check *c)
 {
-    static const int64_t sizes[] = {1, 2, 33, 512, 1023, 5000, 129280};
+    const int64_t sizes[] = {1, 2, 33, 512, 1023, 5000, sized(129280, 30000)};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int s = 0; s < STYLES; s++)
-            for (int again = 0; again < (sizes[i] < 10000 ? 6 : 2); again++) check_draws(c, sizes[i], (style)s);
+            for (int again = 0; again < (sizes[i] < 10000 ? sized(6, 1) : sized(2, 1)); again++) check_draws(c, sizes[i], (style)s);
 }
