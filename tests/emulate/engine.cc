@@ -26,7 +26,7 @@ struct fiber {
     bool slow; /* runs only when no other can */
     const char *what; /* it waits for */
     const borrowed<bool()> *done;
-    unsigned cluster_phase;
+    unsigned cluster_phase, begun; /* begun: ordered events that are not done */
 };
 
 /* Where threads meet. */
@@ -48,6 +48,7 @@ struct barrier {
 struct event {
     uint64_t due;
     std::function<void()> work;
+    fiber *of; /* whose next release waits for it, or NULL */
 };
 
 /* A block's memory and OS thread. */
@@ -94,7 +95,7 @@ static uint64_t next_random()
 
 unsigned below(unsigned n)
 {
-    return (unsigned)(next_random() % n);
+    return (unsigned)((next_random() & 0xffffffff) * n >> 32);
 }
 
 static uint64_t seed()
@@ -152,10 +153,11 @@ static bool wake(bool all)
 
 static void do_event(size_t i)
 {
-    std::function<void()> work = std::move(now.pending[i].work);
-    now.pending[i] = std::move(now.pending.back());
+    const event e = std::move(now.pending[i]);
+    if (i + 1 < now.pending.size()) now.pending[i] = std::move(now.pending.back());
     now.pending.pop_back();
-    work();
+    e.work();
+    if (e.of) e.of->begun--;
 }
 
 /* A thread that is ready, mostly of the block whose turn it was; NULL: there is none. */
@@ -305,12 +307,16 @@ void wait_until(const char *what, borrowed<bool()> done)
     leave(what, WAITING);
 }
 
-void later(std::function<void()> work)
+void later(std::function<void()> work, bool ordered)
 {
     const uint64_t soon = below(4) == 0 ? 0 : below(1u << below(14));
     const uint64_t delay = now.copies == SOON ? 0 : now.copies == LATE ? UINT64_MAX / 2 : below(16) == 0 ? UINT64_MAX / 2 : soon;
-    if (delay == 0) work();
-    else now.pending.push_back({now.steps + delay, std::move(work)});
+    if (delay == 0) {
+        work();
+        return;
+    }
+    self->begun += ordered;
+    now.pending.push_back({now.steps + delay, std::move(work), ordered ? self : NULL});
 }
 
 /* ---- meetings */
@@ -423,8 +429,10 @@ void barrier_arrive(int id, unsigned threads)
     arrive(id, threads);
 }
 
-void cluster_arrive()
+void cluster_arrive(bool release)
 {
+    fiber *f = self;
+    if (release) wait_until("its own arrivals elsewhere", [f] { return f->begun == 0; });
     if (self->cluster_phase++ != now.cluster_phase) fail("arrives twice at the cluster's barrier");
     if (++now.at_cluster < here.threads * here.cluster) return;
     now.at_cluster = 0;
@@ -500,10 +508,10 @@ static void prepare_cluster(unsigned cluster)
         fiber &f = now.fibers[i];
         const unsigned rank = i / s.threads, x = cluster % across * s.cluster + rank, yz = cluster / across;
         f.where = {i % s.threads, rank, {x, yz % s.blocks[1], yz / s.blocks[1]}, {s.blocks[0], s.blocks[1], s.blocks[2]}, s.threads,
-                   s.cluster};
+                   s.cluster, i};
         f.is = READY;
         f.stack = NULL;
-        f.cluster_phase = 0;
+        f.cluster_phase = f.begun = 0;
         f.slow = now.threads == UNEVEN && i / LANES == slow;
         f.what = "its turn";
         blocks[rank].ready.push_back(&f);

@@ -18,6 +18,7 @@ struct place {
     unsigned rank;               /* of its block in its cluster */
     unsigned block[3], grid[3];  /* blockIdx, gridDim */
     unsigned threads, cluster;   /* of a block; blocks of a cluster */
+    unsigned serial;             /* of the thread in its cluster */
 };
 extern place here;
 
@@ -37,8 +38,8 @@ template <class R, class... A> class borrowed<R(A...)> {
 void wait_until(const char *what, borrowed<bool()> done);
 
 /* At some moment from now on, drawn from the seed, and before wait_until gives up: bulk copies, arrivals at other blocks. At the latest
- * when the cluster ends. `here` is any thread of the cluster. */
-void later(std::function<void()> work);
+ * when the cluster ends. `here` is any thread of the cluster. ordered: before the thread's next cluster_arrive that releases. */
+void later(std::function<void()> work, bool ordered = false);
 
 /* A number below n, from the seed of the schedule. */
 unsigned below(unsigned n);
@@ -58,7 +59,8 @@ void sync_warp(uint32_t mask);
 /* Barrier `id` of the block among so many threads (0: all); arrive does not wait. */
 void barrier_sync(int id, unsigned threads);
 void barrier_arrive(int id, unsigned threads);
-void cluster_arrive();
+/* release: what the thread has begun in order is done before. */
+void cluster_arrive(bool release = false);
 void cluster_wait();
 
 /* Shared memory has 32-bit addresses: dynamic memory from 1,024 on, below 2^18; static variables behind 2^20; the block's rank from bit 24
@@ -68,6 +70,11 @@ void *at(uint32_t address);
 uint32_t map_address(uint32_t address, unsigned rank);
 /* Of this block; a multiple of 1,024. */
 void *dynamic_memory();
+
+/* Name of a kernel (dladdr, demangled): for launch.cuh. */
+const char *kernel_name(const void *kernel);
+/* Ends the program where a kernel was not allowed so much dynamic shared memory (cudaFuncSetAttribute). */
+void check_dynamic(const void *kernel, unsigned bytes);
 
 /* A launch, which runs at once; body is called once in every thread. */
 struct shape {

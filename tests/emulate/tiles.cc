@@ -83,7 +83,7 @@ void barrier_arrive(uint32_t bar)
 void barrier_arrive_at(uint32_t bar, int rank)
 {
     const uint32_t there = emu::map_address(bar, (unsigned)rank);
-    emu::later([=] { arrive(fenced_at(there)); });
+    emu::later([=] { arrive(fenced_at(there)); }, true);
 }
 
 void barrier_wait(uint32_t bar, uint32_t parity)

@@ -73,7 +73,7 @@ static inline void cluster_wait(void) { emu::cluster_wait(); }
 
 static inline void cluster_sync(void)
 {
-    emu::cluster_arrive();
+    emu::cluster_arrive(true);
     emu::cluster_wait();
 }
 
