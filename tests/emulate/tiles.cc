@@ -1,8 +1,6 @@
 /* Barriers in shared memory, and the copies that they count: tiles, and words from another block. These come at some later moment. */
 #include "kernels/cuda/sm90/instructions.cuh"
 
-#include <algorithm>
-#include <memory>
 #include <vector>
 
 namespace bl {
@@ -82,40 +80,10 @@ void barrier_arrive(uint32_t bar)
     arrive(counter_at(bar));
 }
 
-/* An arrival at another block, which may be under way until its thread meets the cluster. */
-struct arrival {
-    uint32_t bar;
-    bool come;
-};
-
-static void come(arrival &a)
-{
-    if (!a.come) arrive(fenced_at(a.bar));
-    a.come = true;
-}
-
-static std::vector<std::shared_ptr<arrival>> under_way[emu::MOST_RANKS * emu::MOST_THREADS]; /* by thread */
-
-static std::vector<std::shared_ptr<arrival>> &mine(void)
-{
-    return under_way[emu::here.rank * emu::MOST_THREADS + emu::here.thread];
-}
-
 void barrier_arrive_at(uint32_t bar, int rank)
 {
-    const std::shared_ptr<arrival> a(new arrival{emu::map_address(bar, (unsigned)rank), false});
-    std::vector<std::shared_ptr<arrival>> &all = mine();
-    all.erase(std::remove_if(all.begin(), all.end(), [](const auto &before) { return before->come; }), all.end());
-    all.push_back(a);
-    emu::later([=] { come(*a); });
-}
-
-void cluster_sync(void)
-{
-    for (const auto &a : mine()) come(*a);
-    mine().clear();
-    emu::cluster_arrive();
-    emu::cluster_wait();
+    const uint32_t there = emu::map_address(bar, (unsigned)rank);
+    emu::later([=] { arrive(fenced_at(there)); }, true);
 }
 
 void barrier_wait(uint32_t bar, uint32_t parity)

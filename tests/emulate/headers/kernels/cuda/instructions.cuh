@@ -71,7 +71,11 @@ static inline unsigned cluster_size(void) { return emu::here.cluster; }
 static inline void cluster_arrive(void) { emu::cluster_arrive(); }
 static inline void cluster_wait(void) { emu::cluster_wait(); }
 
-void cluster_sync(void); /* tiles.cc */
+static inline void cluster_sync(void)
+{
+    emu::cluster_arrive(true);
+    emu::cluster_wait();
+}
 
 static inline int remote(const int *p, unsigned rank) { return *(const int *)emu::at(emu::map_address(shared_address(p), rank)); }
 static inline void set_remote(int *p, unsigned rank, int v) { *(int *)emu::at(emu::map_address(shared_address(p), rank)) = v; }
