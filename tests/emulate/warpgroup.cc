@@ -52,7 +52,7 @@ static void check_end()
 static warpgroup &mine()
 {
     const unsigned i = (emu::here.rank * emu::MOST_THREADS + emu::here.thread) / GROUP;
-    if (emu::here.threads % GROUP) emu::fail("is of no whole warpgroup");
+    if (emu::here.thread / GROUP * GROUP + GROUP > emu::here.threads) emu::fail("is of no whole warpgroup");
     emu::at_cluster_end(check_end);
     while (all.size() <= i) all.emplace_back(new warpgroup());
     if (all[i]->cluster != emu::cluster_number()) {
