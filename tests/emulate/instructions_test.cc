@@ -63,6 +63,34 @@ static bool check_steps(int middle, int spread)
     return true;
 }
 
+/* ---- numbers: every code, and products next to ties, against sums of exact halves */
+
+static bool nearest(double x, double below, double above, bool below_is_even, double got)
+{
+    const double low = fabs(x - below), high = fabs(above - x);
+    return got == (low < high || (low == high && below_is_even) ? below : above);
+}
+
+static bool check_rounding(void)
+{
+    for (uint32_t i = 0; i + 1 < 0x7f80; i++) {
+        const double a = emu::from_bf16((uint16_t)i), b = emu::from_bf16((uint16_t)(i + 1));
+        for (const double at : {0.25, 0.5, 0.75}) {
+            const double x = a + (b - a) * at;
+            if (!nearest(x, a, b, i % 2 == 0, emu::from_bf16(emu::to_bf16(x))) || emu::to_bf16(-x) != (emu::to_bf16(x) | 0x8000)) return false;
+        }
+    }
+    for (uint32_t i = 0; i + 1 < 0x7c00; i++) {
+        const double a = emu::from_f16((uint16_t)i), b = emu::from_f16((uint16_t)(i + 1)), x = (a + b) / 2;
+        if (!nearest(x, a, b, i % 2 == 0, emu::from_f16(emu::to_f16(x)))) return false;
+    }
+    for (int n = 0; n < 100000; n++) {
+        const uint32_t x = any_bf16(127 - n % 64, 20), y = any_bf16(127 - n % 80, 60), one = mul_bf16x2(x | y << 16, y | x << 16);
+        if (one != emu::to_bf16(emu::from_bf16((uint16_t)x) * emu::from_bf16((uint16_t)y)) * 0x10001u) return false;
+    }
+    return convert_e4m3x2(448, -464) == 0x7efe && convert_e4m3x2(0x1p-10f, 0x1.8p-10f) == 0x0001 && convert_e4m3x2(NAN, 1e9f) == 0x7f7e;
+}
+
 /* ---- instructions of a warp */
 
 static uint16_t A[64][64], B[192][64]; /* rows of K, columns of K */
@@ -258,6 +286,7 @@ static void copy_kernel(int *wrong, bool wait)
 int main(void)
 {
     int wrong = 0;
+    check("rounding", check_rounding());
     for (const int middle : {127, 64, 58, 190})
         for (const int spread : {0, 2, 5, 10, 20, 60}) check("steps", check_steps(middle, spread));
     for (int n = 0; n < 50; n++) {

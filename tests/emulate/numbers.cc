@@ -1,23 +1,8 @@
 #include "tests/emulate/numbers.h"
 
 #include <math.h>
-#include <string.h>
 
 namespace emu {
-
-uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-float float_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 /* Magnitude of |x| in a format of so many fraction bits whose exponent fields begin at 2^least: field and fraction as one number, which
  * may be beyond the last. */

@@ -3,11 +3,23 @@
 #define BL_TESTS_EMULATE_NUMBERS_H
 
 #include <stdint.h>
+#include <string.h>
 
 namespace emu {
 
-uint32_t bits_of(float x);
-float float_of(uint32_t bits);
+static inline uint32_t bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 /* NaN: 0x7FFF. */
 uint16_t to_bf16(double x);

@@ -12,42 +12,13 @@
 
 namespace emu {
 
-enum { NONE = -2000 /* exponent of a zero */, FRACTION = 25 };
+enum { FRACTION = 25 };
 
 static float float_of(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
-}
-
-/* Returns whether it is finite; if not, m is what it is. */
-static bool split(float &m, int32_t &e, uint16_t bits, number kind)
-{
-    const int fraction = kind == BF16 ? 7 : 10, top = kind == BF16 ? 255 : 31, bias = top / 2;
-    const int field = bits >> fraction & top, low = bits & ((1 << fraction) - 1);
-    const int magnitude = low | (field ? 1 << fraction : 0);
-    m = (float)(bits & 0x8000 ? -magnitude : magnitude);
-    e = magnitude ? (field ? field : 1) - bias : NONE;
-    if (field != top) return true;
-    m = low ? NAN : bits & 0x8000 ? -INFINITY : INFINITY;
-    return false;
-}
-
-void set_element(row_of_a &a, int k, uint16_t bits, number kind)
-{
-    if (k == 0) a.finite = true;
-    a.finite &= split(a.m[k], a.e[k], bits, kind);
-}
-
-void set_element(columns_of_b &b, int k, int column, uint16_t bits, number kind)
-{
-    float m;
-    int32_t e;
-    if (k == 0 && column == 0) b.finite = true;
-    b.finite &= split(m, e, bits, kind);
-    b.m[k][column] = m;
-    b.e[k][column] = e;
 }
 
 typedef double doubles __attribute__((vector_size(8 * WIDE)));
