@@ -3,6 +3,7 @@
 #include "tests/emulate/fibers.h"
 
 #include <algorithm>
+#include <link.h>
 #include <memory>
 #include <pthread.h>
 #include <semaphore.h>
@@ -54,6 +55,8 @@ struct event {
 /* A block's memory and OS thread. */
 struct place_of_block {
     char *dynamic, *statics; /* beginning of the variables' window */
+    char *variables;         /* those of the program, on this OS thread */
+    bool begun;              /* a thread has run */
     unsigned dynamic_bytes, living;
     sem_t turn;
     void *sp; /* of the OS thread */
@@ -227,6 +230,7 @@ static void resume(fiber *f)
     }
     self = f;
     here = f->where;
+    blocks[here.rank].begun = true;
     emu_switch(&blocks[f->where.rank].sp, f->sp);
 }
 
@@ -256,10 +260,32 @@ static void leave(const char *what, state is)
     emu_switch(&f->sp, blocks[f->where.rank].sp);
 }
 
+/* The program's thread_local variables, its first part of a thread's. */
+static size_t variables_bytes, variables_aligned;
+
+static int read_header(struct dl_phdr_info *program, size_t, void *)
+{
+    for (int i = 0; i < program->dlpi_phnum; i++)
+        if (program->dlpi_phdr[i].p_type == PT_TLS) {
+            variables_bytes = program->dlpi_phdr[i].p_memsz;
+            variables_aligned = program->dlpi_phdr[i].p_align;
+        }
+    return 1; /* the program is the first */
+}
+
 static void find_statics(unsigned rank)
 {
     alignas(1024) static thread_local char anchor;
+    char *const self_at = (char *)__builtin_thread_pointer();
+    if (!variables_bytes) dl_iterate_phdr(read_header, NULL);
+    const size_t up = variables_aligned - 1;
+#if defined(__x86_64__)
+    blocks[rank].variables = self_at - ((variables_bytes + up) & ~up);
+#else
+    blocks[rank].variables = self_at + ((16 + up) & ~up);
+#endif
     blocks[rank].statics = (char *)((uintptr_t)&anchor - (1 << 19));
+    if ((size_t)(&anchor - blocks[rank].variables) >= variables_bytes) abort();
 }
 
 static void *be_block(void *rank)
@@ -464,6 +490,7 @@ void *at(uint32_t address)
     const uint32_t rank = address >> RANK_SHIFT, offset = address & ((1 << RANK_SHIFT) - 1);
     if (rank >= here.cluster) fail("uses an address of no block");
     const place_of_block &b = blocks[rank];
+    if (!b.begun) fail("or its copy uses shared memory of a block that has not begun");
     if (b.living == 0) fail("or its copy uses shared memory of a block that has ended");
     if (offset >= STATICS) return b.statics + (offset - STATICS);
     if (offset < FIRST || offset - FIRST >= b.dynamic_bytes) fail("uses an address outside of shared memory");
@@ -490,6 +517,8 @@ static void prepare_memory(place_of_block &b, unsigned bytes)
     b.dynamic = end - (bytes + 1023) / 1024 * 1024;
     b.dynamic_bytes = bytes;
     memset(b.dynamic, 0xa5, bytes);
+    if (below(4) == 0) memset(b.variables, 0xa5, variables_bytes); /* all are kernels'; else the last block's are left */
+    b.begun = false;
 }
 
 static void prepare_cluster(unsigned cluster)
