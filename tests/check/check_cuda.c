@@ -1,5 +1,5 @@
-/* check_cuda [--small] [--seed N] [FAMILY]: the GPU's operations against the C references and the host model of the tensor core, by bytes. Exit 0 all
- * equal, 1 something differs, 77 there is no GPU (or the build has no CUDA). */
+/* check_cuda [--small] [--seed N] [FAMILY]: the GPU's operations against the C references and the host model of the tensor core, by bytes.
+ * Exit 0 all equal, 1 something differs, 77 there is no GPU (or the build has no CUDA). */
 #include "tests/check/check_cuda.h"
 
 #include "kernels/cast.h"
@@ -197,8 +197,8 @@ static void check_products(check *c)
             check_product(c, (bl_weight_kind)k, 17, 256 * (1 + check_below(c, 9)), T, 32, 256 * 9);
         }
     /* many blocks: the other number of warps */
-    check_product(c, BL_W_FP8, 16 * 201, 1536, 2, 0, 1536);
-    check_product(c, BL_W_FP4, 16 * 201, 1536, 2, 0, 1536);
+    check_product(c, BL_W_FP8, 16 * sized(201, 101), 1536, 2, 0, 1536);
+    check_product(c, BL_W_FP4, 16 * sized(201, 101), 1536, 2, 0, 1536);
     for (int k = BL_W_FP8; k <= BL_W_FP4; k++)
         for (int i = 0; i < 3; i++)
             check_weight_cast(c, (bl_weight_kind)k, 1 + check_below(c, 90), 32 * (1 + check_below(c, 90)), 32 * check_below(c, 3));
@@ -212,7 +212,7 @@ static void check_products(check *c)
     check_product(c, BL_W_FP8, 35, 8192, 8, 0, 8192);
     check_product(c, BL_W_FP8, 50, 5376, 1, 32, 5376);
     check_product(c, BL_W_FP4, 33, 6144, 3, 0, 6144);
-    check_product(c, BL_W_FP8, 16 * 70, 8192, 6, 0, 8192);
+    check_product(c, BL_W_FP8, 16 * sized(70, 20), 8192, 6, 0, 8192);
     check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 

@@ -121,14 +121,14 @@ static void check_joined(check *c, int64_t rows, int64_t cols, int64_t T, bool a
 void check_cuda_few(check *c)
 {
     for (int64_t T = 1; T <= 8; T += T < 3 ? 1 : 5) {
-        check_two(c, BL_W_FP8, 1280, 512, 5120, T);
+        check_two(c, BL_W_FP8, sized(1280, 320), sized(512, 160), 5120, T);
         check_two(c, BL_W_FP4, 50, 33, 512, T);
         check_with_parts(c, 100, 1024, 21, 2048, T);
         check_with_parts(c, 7, 5408, 9, 256, T); /* more segments than at once, the last one ragged */
-        check_with_parts(c, 384, 5120, 24, 20480, T);
+        check_with_parts(c, sized(384, 100), 5120, 24, sized(20480, 5120), T);
         check_joined(c, 160, 512, T, false);
-        check_joined(c, sized(2304, 160), 5120, T, false);
-        check_joined(c, sized(5120, 320), 2304, T, true);
+        check_joined(c, sized(2304, 64), 5120, T, false);
+        check_joined(c, sized(5120, 128), 2304, T, true);
     }
     check_joined(c, 16 * sized(900, 120), 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
     check_two(c, BL_W_FP8, 64, 32, 512, 9); /* one after the other */

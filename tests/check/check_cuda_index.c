@@ -114,7 +114,7 @@ void check_cuda_index(check *c)
                         1 + check_below(c, 40), 1 + check_below(c, 8), (key_kind)(i % 4));
     /* a cluster of blocks chooses: from few candidates, or where too many are alike from all */
     for (int kind = DISTINCT; kind <= WILD_SCALES; kind++) {
-        check_selection(c, 5000, 32, 128, 512, 128, 8, (key_kind)kind);
-        check_selection(c, 20001 + check_below(c, 99), 3, 128, 512, 128, 8, (key_kind)kind);
+        check_selection(c, 5000, sized(32, 8), 128, 512, 128, 8, (key_kind)kind);
+        check_selection(c, sized(20001, 9001) + check_below(c, 99), 3, 128, 512, 128, 8, (key_kind)kind);
     }
 }

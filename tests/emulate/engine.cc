@@ -167,7 +167,7 @@ static void do_event(size_t i)
 static fiber *take_ready()
 {
     unsigned rank = now.rank;
-    if (now.s.cluster > 1 && (blocks[rank].ready.empty() || below(64) == 0)) {
+    if (now.s.cluster > 1 && (blocks[rank].ready.empty() || below(128) == 0)) {
         const unsigned from = below(now.s.cluster);
         for (unsigned i = 0; i < now.s.cluster; i++)
             if (!blocks[(from + i) % now.s.cluster].ready.empty()) {
