@@ -63,4 +63,6 @@ void copies_wait(unsigned left)
     }
 }
 
+uint64_t waits_for_last;
+
 } // namespace bl
