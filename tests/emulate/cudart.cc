@@ -135,5 +135,6 @@ const char *emu::kernel_name(const void *kernel)
     char *text = abi::__cxa_demangle(info.dli_sname, NULL, NULL, NULL);
     name = text ? text : info.dli_sname;
     free(text);
-    return name.erase(std::min(name.find('('), name.size())).c_str();
+    const size_t end = name.find(">("), parameters = end == std::string::npos ? name.find('(') : end + 1;
+    return name.erase(std::min(parameters, name.size())).c_str();
 }

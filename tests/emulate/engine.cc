@@ -32,7 +32,7 @@ static struct {
     order threads;
     delays copies;
     uint64_t random, launches, steps;
-    unsigned living, rank /* whose turn it was */;
+    unsigned living, rank /* whose turn it was */, stay /* there, so often */, slow_rank;
     fiber *chosen; /* what the OS thread that has the turn shall run */
     std::vector<fiber> fibers;
     std::vector<fiber *> waiting;
@@ -119,18 +119,25 @@ static void do_event(size_t i)
     if (e.of) e.of->begun--;
 }
 
-/* A thread that is ready, mostly of the block whose turn it was; NULL: there is none. */
+/* A block of which a thread is ready, the slow one only if there is no other; any, if there is none. */
+static unsigned pick_rank()
+{
+    const unsigned from = below(now.s.cluster);
+    unsigned found = from;
+    for (unsigned i = 0; i < now.s.cluster; i++) {
+        const unsigned rank = (from + i) % now.s.cluster;
+        if (blocks[rank].ready.empty()) continue;
+        found = rank;
+        if (rank != now.slow_rank) break;
+    }
+    return found;
+}
+
+/* A thread that is ready, often of the block whose turn it was; NULL: there is none. */
 static fiber *take_ready()
 {
     unsigned rank = now.rank;
-    if (now.s.cluster > 1 && (blocks[rank].ready.empty() || below(128) == 0)) {
-        const unsigned from = below(now.s.cluster);
-        for (unsigned i = 0; i < now.s.cluster; i++)
-            if (!blocks[(from + i) % now.s.cluster].ready.empty()) {
-                rank = (from + i) % now.s.cluster;
-                break;
-            }
-    }
+    if (now.s.cluster > 1 && (blocks[rank].ready.empty() || rank == now.slow_rank || below(now.stay) == 0)) rank = pick_rank();
     std::vector<fiber *> &ready = blocks[rank].ready;
     if (ready.empty()) return NULL;
     now.rank = rank;
@@ -273,8 +280,10 @@ static void prepare_cluster(unsigned cluster)
 {
     const shape &s = now.s;
     const unsigned across = s.blocks[0] / s.cluster, slow = below(s.threads * s.cluster / LANES + 1);
+    const bool slow_block = s.cluster > 1 && below(2);
     now.living = s.threads * s.cluster;
-    now.rank = 0;
+    now.rank = below(s.cluster);
+    now.slow_rank = now.threads == UNEVEN && slow_block ? below(s.cluster) : (unsigned)MOST_RANKS;
     begin_meetings(s);
     for (unsigned r = 0; r < s.cluster; r++) {
         running_block &b = blocks[r];
@@ -289,7 +298,7 @@ static void prepare_cluster(unsigned cluster)
         f.is = READY;
         f.stack = NULL;
         f.cluster_phase = f.begun = 0;
-        f.slow = now.threads == UNEVEN && i / LANES == slow;
+        f.slow = now.threads == UNEVEN && !slow_block && i / LANES == slow;
         f.what = "its turn";
         blocks[rank].ready.push_back(&f);
     }
@@ -323,6 +332,7 @@ void run(const char *kernel, const shape &s, borrowed<void()> body)
     for (int i = 0; i < 4; i++) next_random();
     now.threads = (order)below(ORDERS);
     now.copies = (delays)below(DELAYS);
+    now.stay = 4u << below(7);
     prepare_blocks(s.cluster);
     if (now.fibers.size() < all) now.fibers.resize(all);
     prepare_meetings(s);
