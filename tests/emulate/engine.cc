@@ -163,7 +163,11 @@ static fiber *next_fiber()
             if (now.pending[i].due <= now.steps) do_event(i);
         }
         if (!now.waiting.empty() && below(64) == 0) wake(false);
-        if (fiber *f = take_ready()) return f;
+        if (fiber *f = take_ready()) {
+            if (!f->slow || !wake(false)) return f;
+            make_ready(f); /* what it has done lets others go on */
+            continue;
+        }
         if (wake(false) || wake(true)) continue;
         if (!now.pending.empty()) do_event(below((unsigned)now.pending.size()));
         else if (now.living == 0) return NULL;
