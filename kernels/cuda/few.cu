@@ -34,15 +34,16 @@ __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segmen
 {
     typedef stage_of<KIND> is;
     enum { CHUNKS = is::ROW / 16, STEP = WARP / CHUNKS };
-    const int lane = threadIdx.x % WARP, first = lane / CHUNKS, pitch = KIND == BL_W_FP8 ? cols : cols / 2;
+    const int lane = threadIdx.x % WARP, first = lane / CHUNKS, pitch = KIND == BL_W_FP8 ? cols : cols / 2, rows = t.rows;
+    const uint8_t *const scale = t.scale + (lane * (cols / 32) + segment * 8);
     const uint8_t *from = t.codes + (segment * is::ROW + lane % CHUNKS * 16 + first * pitch);
     const uint32_t at = to + first * is::STRIDE + lane % CHUNKS * 16;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP) {
-        if (r + first < t.rows) copy_async<16>(at + r * is::STRIDE, from); /* other rows have no results */
+        if (r + first < rows) copy_async<16>(at + r * is::STRIDE, from); /* other rows have no results */
         from += STEP * pitch;
     }
-    if (lane < (KIND == BL_W_FP8 ? 1 : t.rows)) copy_async<8>(to + is::SCALES + lane * 8, t.scale + (lane * (cols / 32) + segment * 8));
+    if (lane < (KIND == BL_W_FP8 ? 1 : rows)) copy_async<8>(to + is::SCALES + lane * 8, scale);
 }
 
 /* ---- a segment's chain: c of rows g, g + 8 and tokens 2 t, 2 t + 1 */
