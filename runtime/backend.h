@@ -91,6 +91,8 @@ struct bl_backend {
     /* Where Engram tables are kept by the backend: room for one, *to for load (host memory where *host), *address for its kernels. */
     bl_status (*place_table)(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
     bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
+    /* A routed expert's weight is loaded: it is put into the order that the backend's kernels take, in place. NULL: they take it as stored. */
+    bl_status (*arrange)(bl_backend *b, const bl_matrix *w, bl_error *err);
     /* Of tables in host memory: bytes that lie in huge pages, as the system counts them once they are filled. False: not known, or no such
      * table. NULL: it has none. */
     bool (*huge_pages)(bl_backend *b, uint64_t *bytes);

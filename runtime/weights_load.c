@@ -229,6 +229,18 @@ static bl_status prove_unused(loader *l)
     return BL_OK;
 }
 
+/* The experts' weights, whose codes and scales are both there now. */
+static bl_status arrange_experts(const loader *l)
+{
+    for (size_t i = 0; l->b->arrange && i < l->w->handle_count; i++) {
+        const bl_handle *h = &l->w->handles[i];
+        if (h->scale || h->host || h->view->kind != BL_W_FP4) continue; /* nothing but experts is fp4 */
+        for (int e = 0; e < h->count; e++)
+            BL_TRY(l->b->arrange(l->b, (const bl_matrix *)((const char *)h->view + (size_t)e * h->view_step), l->err));
+    }
+    return BL_OK;
+}
+
 static bl_status load_all(loader *l, bl_access access)
 {
     bl_weights *w = l->w;
@@ -236,6 +248,7 @@ static bl_status load_all(loader *l, bl_access access)
     for (size_t i = 0; i < w->handle_count; i++) BL_TRY(load_handle(l, &w->handles[i]));
     if (l->b->load && l->check) BL_TRY(prove_unused(l));
     if (l->load_count) BL_TRY(l->b->load(l->b, l->loads, l->load_count, access, l->err));
+    BL_TRY(arrange_experts(l));
     for (int i = 0; i < w->layer_count; i++) {
         BL_TRY(pad_columns(l, &w->layers[i].wo_a));
         if (w->layers[i].engram_slot >= 0) BL_TRY(multiply_qk(l, &w->layers[i]));

@@ -9,6 +9,7 @@
 #define BL_KERNELS_CUDA_CUDA_H
 
 #include "kernels/cuda/dot.h"
+#include "kernels/cuda/fp4_tiles.h"
 #include "kernels/linear.h"
 #include "kernels/sampling.h"
 
@@ -221,8 +222,11 @@ typedef struct bl_cuda_selection {
 void bl_cuda_select(bl_cuda_stream s, const bl_cuda_selection *a);
 
 /* ---- experts */
+/* An expert's fp4 weight, whose codes and scales lie in device memory as they are stored, into the order that products with experts take,
+ * in place (fp4_tiles.h; any bytes can be had back). Nothing where bl_fp4_tiled says no. Once for each weight. */
+void bl_cuda_tile_fp4(bl_cuda_stream s, const bl_matrix *w);
 typedef struct bl_cuda_expert {
-    const void *codes[3]; /* w1, w3, w2 */
+    const void *codes[3]; /* w1, w3, w2; fp4 ones tiled */
     const uint8_t *scale[3];
 } bl_cuda_expert;
 typedef struct bl_cuda_groups { /* of a pass, made by bl_cuda_sort */

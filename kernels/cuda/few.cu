@@ -5,19 +5,20 @@
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/few.h"
 #include "kernels/cuda/few_tiles.cuh"
+#include "kernels/cuda/fp4_tiles.cuh"
 
 namespace bl {
 
 enum {
-    SEGMENT = 256, STEPS = SEGMENT / 16, WARPS = 20, THREADS = WARPS * WARP, PITCH = ROWS + 1, SLOT = 9728 /* bytes: a warp's ring */,
+    SEGMENT = 256, STEPS = SEGMENT / 16, WARPS = 20, THREADS = WARPS * WARP, PITCH = ROWS + 1, SLOT = 8736 /* bytes: a warp's ring */,
     BATCH = 64 /* tiles whose descriptions are in shared memory */, SUMS = 3 << 10 /* of a round at most; there is room for two */, DEEP = 8
 };
 
-/* A stage of the ring: a segment of a tile's rows, which begin in different banks, and its scales. */
+/* A stage of the ring: a segment of a tile, and its scales. fp8 has rows, which begin in different banks; fp4 has what fp4_tiles.h says. */
 template <bl_weight_kind KIND> struct stage_of {
     enum {
-        ROW = KIND == BL_W_FP8 ? SEGMENT : SEGMENT / 2, STRIDE = ROW + 16, SCALES = ROWS * STRIDE,
-        BYTES = SCALES + (KIND == BL_W_FP8 ? 16 : 8 * ROWS), COUNT = SLOT / BYTES
+        STRIDE = SEGMENT + 16, SCALES = KIND == BL_W_FP8 ? ROWS * STRIDE : BL_TILE_CODES,
+        BYTES = SCALES + (KIND == BL_W_FP8 ? 16 : BL_TILE_SCALES), COUNT = SLOT / BYTES
     };
     static_assert((COUNT & (COUNT - 1)) == 0 && COUNT > 1, "stages");
 };
@@ -29,24 +30,44 @@ struct few_args {
 
 /* ---- filling the ring */
 
-template <bl_weight_kind KIND>
-__device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segment, int cols)
+__device__ __forceinline__ void fetch_fp8(uint32_t to, const few_tile &t, int segment, int cols)
 {
-    typedef stage_of<KIND> is;
-    enum { CHUNKS = is::ROW / 16, STEP = WARP / CHUNKS };
-    const int lane = threadIdx.x % WARP, first = lane / CHUNKS, pitch = KIND == BL_W_FP8 ? cols : cols / 2, rows = t.rows;
-    const uint8_t *const scale = t.scale + (lane * (cols / 32) + segment * 8);
-    const uint8_t *from = t.codes + (segment * is::ROW + lane % CHUNKS * 16 + first * pitch);
+    typedef stage_of<BL_W_FP8> is;
+    enum { CHUNKS = SEGMENT / 16, STEP = WARP / CHUNKS };
+    const int lane = threadIdx.x % WARP, first = lane / CHUNKS, rows = t.rows;
+    const uint8_t *from = t.codes + (segment * SEGMENT + lane % CHUNKS * 16 + first * cols), *const scale = t.scale + segment * 8;
     const uint32_t at = to + first * is::STRIDE + lane % CHUNKS * 16;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP) {
         if (r + first < rows) copy_async<16>(at + r * is::STRIDE, from); /* other rows have no results */
-        from += STEP * pitch;
+        from += STEP * cols;
     }
-    if (lane < (KIND == BL_W_FP8 ? 1 : rows)) copy_async<8>(to + is::SCALES + lane * 8, scale);
+    if (lane == 0) copy_async<8>(to + is::SCALES, scale);
 }
 
-/* ---- a segment's chain: c of rows g, g + 8 and tokens 2 t, 2 t + 1 */
+__device__ __forceinline__ void fetch_fp4(uint32_t to, const few_tile &t, int segment)
+{
+    enum { EACH = WARP * 16 };
+    const int lane = threadIdx.x % WARP;
+    const uint8_t *from = t.codes + (segment * BL_TILE_CODES + lane * 16), *scales = t.scale + (segment * BL_TILE_SCALES + lane * 4);
+#pragma unroll
+    for (int i = 0; i < BL_TILE_CODES; i += EACH) copy_async<16>(to + lane * 16 + i, from + i);
+    copy_async<4>(to + stage_of<BL_W_FP4>::SCALES + lane * 4, scales);
+}
+
+template <bl_weight_kind KIND> __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segment, int cols)
+{
+    if (KIND == BL_W_FP8) fetch_fp8(to, t, segment, cols);
+    else fetch_fp4(to, t, segment);
+}
+
+/* ---- a segment's chain: c of two rows of the tile (few_rows) and tokens 2 t, 2 t + 1 */
+
+template <bl_weight_kind KIND> struct few_rows {
+    enum { SECOND = KIND == BL_W_FP8 ? 8 : BL_TILE_SECOND };
+    static __device__ __forceinline__ int first(int g) { return KIND == BL_W_FP8 ? g : bl_fp4_tile_row(g); }
+};
+
 
 /* Byte b of a word in the lower byte of both halves. */
 __device__ __forceinline__ uint32_t both(uint32_t word, int b)
@@ -54,19 +75,21 @@ __device__ __forceinline__ uint32_t both(uint32_t word, int b)
     return __byte_perm(word, 0, 0x4040 | b << 8 | b);
 }
 
-/* What values times 2^-UP are multiplied with, from a scale byte in both halves; for small scales with 2^UP in it. */
-template <bool SMALL, int UP> __device__ __forceinline__ uint32_t scale_by(uint32_t byte)
+enum { UP_FP8 = 120 };
+
+/* What values times 2^-120 are multiplied with, from a scale byte in both halves; for small scales with 2^120 in it. */
+template <bool SMALL> __device__ __forceinline__ uint32_t scale_by(uint32_t byte)
 {
     const uint32_t s = byte << 7;
-    if (SMALL) return s + (UP << 7) * 0x00010001u;
+    if (SMALL) return s + (UP_FP8 << 7) * 0x00010001u;
     return s > 0x00400040u ? s : 0x00400040u;
 }
 
-/* Codes' values times 2^-UP in v, times 2^UP and the scale: for small scales one multiplication does it. */
-template <bool SMALL, int UP> __device__ __forceinline__ uint32_t scaled_codes(uint32_t v, uint32_t by)
+/* Codes' values times 2^-120 in v, times 2^120 and the scale: for small scales one multiplication does it. */
+template <bool SMALL> __device__ __forceinline__ uint32_t scaled_codes(uint32_t v, uint32_t by)
 {
     if (SMALL) return mul_bf16x2(v, by);
-    return mul_bf16x2(mul_bf16x2(v, ((UP + 127) << 7) * 0x00010001u), by);
+    return mul_bf16x2(mul_bf16x2(v, ((UP_FP8 + 127) << 7) * 0x00010001u), by);
 }
 
 /* Four e4m3 codes as bf16 that are their values times 2^-120: the codes' bits in their place; first and third, second and fourth. */
@@ -75,21 +98,20 @@ __device__ __forceinline__ uint2 place_codes(uint32_t w)
     return make_uint2((w * 256 & 0x80008000) | (w * 16 & 0x07f007f0), (w & 0x80008000) | (w >> 4 & 0x07f007f0));
 }
 
-enum { UP_FP8 = 120, UP_FP4 = 126 };
 
 template <bool SMALL> __device__ __forceinline__ uint2 values_fp8(uint32_t w, uint32_t by)
 {
     const uint2 v = place_codes(w);
-    return make_uint2(scaled_codes<SMALL, UP_FP8>(v.x, by), scaled_codes<SMALL, UP_FP8>(v.y, by));
+    return make_uint2(scaled_codes<SMALL>(v.x, by), scaled_codes<SMALL>(v.y, by));
 }
 
 template <bool SMALL> __device__ __forceinline__ void chain_fp8(float c[4], uint32_t codes, uint2 scales, const uint2 *x)
 {
 #pragma unroll
     for (int s = 0; s < STEPS; s += 2) {
-        uint32_t w[4]; /* of two steps, in each of row g, then g + 8 */
+        uint32_t w[4];
         load_matrices(w, codes + 16 * s);
-        const uint32_t by = scale_by<SMALL, UP_FP8>(both(s < 8 ? scales.x : scales.y, s / 2 % 4));
+        const uint32_t by = scale_by<SMALL>(both(s < 8 ? scales.x : scales.y, s / 2 % 4));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint2 low = values_fp8<SMALL>(w[2 * i], by), high = values_fp8<SMALL>(w[2 * i + 1], by);
@@ -99,41 +121,18 @@ template <bool SMALL> __device__ __forceinline__ void chain_fp8(float c[4], uint
     }
 }
 
-/* A lane's four codes of two steps, one above the other in each half, as four pairs of bf16 (first and third, second and fourth element
- * of a step) that are their values times 2^-126: the codes' bits in their place. */
-__device__ __forceinline__ void place_fp4(uint32_t v[4], uint32_t w)
+template <bool SMALL> __device__ __forceinline__ void chain_fp4(float c[4], uint32_t codes, const uint32_t scales[4], const uint2 *x)
 {
-    const uint32_t next = w >> 8;
-    v[0] = (w & 0x000f000f) * 0x1040 & 0x81c081c0; /* once for the sign, once for the rest */
-    v[1] = (w & 0x00f000f0) * 0x0104 & 0x81c081c0;
-    v[2] = (next & 0x000f000f) * 0x1040 & 0x81c081c0;
-    v[3] = (next & 0x00f000f0) * 0x0104 & 0x81c081c0;
-}
-
-template <bool SMALL> __device__ __forceinline__ void chain_fp4(float c[4], uint32_t codes, const uint2 scale[2], const uint2 *x)
-{
-    enum { STRIDE = stage_of<BL_W_FP4>::STRIDE };
-    const uint32_t pick = threadIdx.x & 1 ? 0x7362 : 0x5140;
 #pragma unroll
-    for (int s = 0; s < STEPS; s += 2) {
-        uint32_t v[2][4];
+    for (int s = 0; s < STEPS; s += 4) {
+        const uint4 v = shared_four(codes + s / 4 * WARP * 16);
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t at = codes + 8 * h * STRIDE + 8 * s;
-            const uint32_t by = scale_by<SMALL, UP_FP4>(both(s < 8 ? scale[h].x : scale[h].y, s / 2 % 4));
-            place_fp4(v[h], __byte_perm(shared_word(at), shared_word(at + 8), pick));
-#pragma unroll
-            for (int i = 0; i < 4; i++) v[h][i] = scaled_codes<SMALL, UP_FP4>(v[h][i], by);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const fragment_a f = {{v[0][2 * i], v[1][2 * i], v[0][2 * i + 1], v[1][2 * i + 1]}};
-            mma(c, f, x[s + i]);
-        }
+        for (int i = 0; i < 4; i++) mma(c, tile_step<SMALL>(w[i], tile_scale<SMALL>(scales[s / 4], i / 2)), x[s + i]);
     }
 }
 
-/* Do scales leave room for the factors 2^UP? */
+/* Do scales leave room for the factor 2^120? */
 __device__ __forceinline__ bool small(uint2 v)
 {
     return ((v.x | v.y) & 0x80808080) == 0;
@@ -143,18 +142,17 @@ __device__ __forceinline__ bool small(uint2 v)
 template <bl_weight_kind KIND> __device__ __forceinline__ void chain(float c[4], uint32_t stage, const uint2 *x)
 {
     typedef stage_of<KIND> is;
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const uint32_t scales = stage + is::SCALES;
+    const int lane = threadIdx.x % WARP;
     if (KIND == BL_W_FP8) {
-        const uint2 scale = shared_pair(scales);
+        const uint2 scale = shared_pair(stage + is::SCALES);
         const uint32_t codes = stage + lane % ROWS * is::STRIDE + lane / ROWS * 16;
         if (small(scale)) chain_fp8<true>(c, codes, scale, x);
         else chain_fp8<false>(c, codes, scale, x);
     } else {
-        const uint2 scale[2] = {shared_pair(scales + 8 * g), shared_pair(scales + 8 * (g + 8))};
-        const uint32_t codes = stage + g * is::STRIDE + t / 2 * 4;
-        if (__all_sync(~0u, small(scale[0]) && small(scale[1]))) chain_fp4<true>(c, codes, scale, x);
-        else chain_fp4<false>(c, codes, scale, x);
+        const uint4 v = shared_four(stage + is::SCALES + lane / 4 * 16);
+        const uint32_t scales[4] = {v.x, v.y, v.z, v.w}, codes = stage + lane * 16;
+        if (__all_sync(~0u, bl_fp4_tile_small(v.x | v.y | v.z | v.w))) chain_fp4<true>(c, codes, scales, x);
+        else chain_fp4<false>(c, codes, scales, x);
     }
 }
 
@@ -166,14 +164,13 @@ struct few_block {
     int widest; /* tokens of a tile of the batch */
 };
 
-/* A lane's part of a segment of x: of each step four elements of the row of token g, first and third, second and
- * fourth. */
-__device__ __forceinline__ void load_x(uint2 x[STEPS], const uint16_t *from)
+/* A lane's part of a segment of x: of each step four elements of the row of token g; beside fp8 first and third, second and fourth. */
+template <bl_weight_kind KIND> __device__ __forceinline__ void load_x(uint2 x[STEPS], const uint16_t *from)
 {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         const uint2 v = global_pair(from + 16 * s);
-        x[s] = make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632));
+        x[s] = KIND == BL_W_FP8 ? make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632)) : v;
     }
 }
 
@@ -212,6 +209,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
                                      few_pair &pair, bool wait)
 {
     typedef stage_of<KIND> is;
+    enum { SECOND = few_rows<KIND>::SECOND };
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int rank = PAIR ? (int)cluster_rank() : 0, in = warp / p.across, segment = rank * p.across + warp % p.across;
     const uint32_t stages = shared_address(memory) + warp * SLOT;
@@ -240,7 +238,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
         wait = false;
         const int fit = SUMS / (block.widest * p.at_once * p.across * PITCH), deep = fit < DEEP ? fit : DEEP;
         const int per_round = deep * p.at_once, units = per_round * p.across;
-        const int put = (2 * t * units + warp) * PITCH + g; /* this lane's first sum of a round */
+        const int put = (2 * t * units + warp) * PITCH + few_rows<KIND>::first(g); /* this lane's first sum of a round */
         unsigned stage = 0;
         int held = -1;
         for (int base = 0, n = 0; base < tiles; base += per_round, n++) {
@@ -250,7 +248,7 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
                 const few_tile &here = block.tile[tile];
                 if (here.input != held) {
                     held = here.input;
-                    load_x(x, here.x + here.row[g] * p.ldx + segment * SEGMENT + 4 * t);
+                    load_x<KIND>(x, here.x + here.row[g] * p.ldx + segment * SEGMENT + 4 * t);
                 }
                 const int tokens = here.tokens - 2 * t; /* from this lane's first on */
                 float c[4] = {0, 0, 0, 0};
@@ -260,8 +258,8 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
                 chain<KIND>(c, stages + stage * is::BYTES, x);
                 __syncwarp();
                 stage = (stage + 1) % is::COUNT;
-                if (tokens > 0) to[0] = c[0], to[8] = c[2];
-                if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + 8] = c[3];
+                if (tokens > 0) to[0] = c[0], to[SECOND] = c[2];
+                if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + SECOND] = c[3];
             }
             __syncthreads();
             if (!PAIR || rank == 0) add_sums<PAIR>(p, block, sums + n % 2 * SUMS, base, end, units, n, rank, pair);
@@ -281,14 +279,14 @@ __device__ __forceinline__ int share_of(int all, int b, int n)
     return (int)((int64_t)all * b / n);
 }
 
-template <bl_weight_kind KIND, bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(few_args p, dense_tiles tiles)
+template <bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(few_args p, dense_tiles tiles)
 {
     BL_DYNAMIC_SHARED(uint8_t, memory, 16);
     __shared__ few_block block;
     __shared__ few_pair pair;
     const int each = PAIR ? 2 : 1, b = blockIdx.x / each, n = gridDim.x / each, all = tiles.count();
     start_next();
-    walk<KIND, PAIR>(p, tiles, share_of(all, b, n), share_of(all, b + 1, n), block, memory, pair, true);
+    walk<BL_W_FP8, PAIR>(p, tiles, share_of(all, b, n), share_of(all, b + 1, n), block, memory, pair, true);
 }
 
 /* Where block b's tiles of routed experts begin: those of the shared one, which take twice the bytes where routed ones are fp4, are dealt
@@ -342,21 +340,21 @@ static void launch(cudaStream_t s, void (*kernel)(P...), const few_args &p, int6
 }
 
 /* Whole segments, and rows whose vectors are aligned. */
-static bool fits(bl_weight_kind kind, int64_t cols, int64_t tokens, int blocks)
+static bool fits(int64_t cols, int64_t tokens, int blocks)
 {
-    return (kind == BL_W_FP8 || kind == BL_W_FP4) && cols % SEGMENT == 0 && cols / SEGMENT <= blocks * WARPS && tokens <= TOKENS;
+    return cols % SEGMENT == 0 && cols / SEGMENT <= blocks * WARPS && tokens <= TOKENS;
 }
 
 static bool fits_dense(const bl_cuda_product *p)
 {
-    return fits(p->w.kind, p->w.cols, p->tokens, 2) && p->row0 % ROWS == 0 && (p->groups <= 1 || p->row_step % ROWS == 0);
+    return p->w.kind == BL_W_FP8 && fits(p->w.cols, p->tokens, 2) && p->row0 % ROWS == 0 && (p->groups <= 1 || p->row_step % ROWS == 0);
 }
 
 /* Can both be done in one launch? */
 static bool fit_together(const bl_cuda_product *p, const bl_cuda_product *q)
 {
     return fits_dense(p) && p->groups <= 1 && q->groups <= 1 && p->row0 == 0 && q->row0 == 0 && p->x == q->x && p->ldx == q->ldx &&
-           p->tokens == q->tokens && p->w.kind == q->w.kind && p->w.cols == q->w.cols;
+           p->tokens == q->tokens && q->w.kind == BL_W_FP8 && p->w.cols == q->w.cols;
 }
 
 static few_weight weight_of(const bl_cuda_product *p)
@@ -384,20 +382,18 @@ static dense_tiles tiles_of(const bl_cuda_product *p, const bl_cuda_product *als
     return t;
 }
 
-template <bl_weight_kind KIND>
 static void multiply_tiles(cudaStream_t s, const bl_cuda_product *p, const bl_cuda_product *also)
 {
     const few_args a = args_of(p->w.cols, p->ldx);
     const dense_tiles t = tiles_of(p, also);
     const int64_t all = (int64_t)t.tiles * t.groups + t.more;
-    if (a.segments > WARPS) launch(s, few_kernel<KIND, true>, a, all, 2, 0, p->early, t);
-    else launch(s, few_kernel<KIND, false>, a, all, 1, 0, p->early, t);
+    if (a.segments > WARPS) launch(s, few_kernel<true>, a, all, 2, 0, p->early, t);
+    else launch(s, few_kernel<false>, a, all, 1, 0, p->early, t);
 }
 
-static void multiply_tiles(cudaStream_t s, const bl_cuda_product *p, const bl_cuda_product *also)
+static bool fits_experts(const bl_cuda_expert_product *p)
 {
-    if (p->w.kind == BL_W_FP8) multiply_tiles<BL_W_FP8>(s, p, also);
-    else multiply_tiles<BL_W_FP4>(s, p, also);
+    return (p->kind == BL_W_FP8 || bl_fp4_tiled(p->kind, p->rows, p->cols)) && fits(p->cols, p->T, 1);
 }
 
 } // namespace bl
@@ -423,13 +419,12 @@ void bl_cuda_multiply_two(bl_cuda_stream s, const bl_cuda_product *p, const bl_c
 
 bool bl_cuda_joins_experts(const bl_cuda_expert_product *p, const bl_cuda_product *shared)
 {
-    return fits(p->kind, p->cols, p->T, 1) && fits_dense(shared) && shared->w.kind == BL_W_FP8 && shared->groups <= 1 &&
-           shared->w.cols == p->cols && shared->ldx == p->cols;
+    return fits_experts(p) && fits_dense(shared) && shared->groups <= 1 && shared->w.cols == p->cols && shared->ldx == p->cols;
 }
 
 bool bl_cuda_multiply_experts_few(bl_cuda_stream s, const bl_cuda_expert_product *p)
 {
-    if (!fits(p->kind, p->cols, p->T, 1)) return false;
+    if (!fits_experts(p)) return false;
     const int64_t tiles = blocks_of(p->rows, ROWS);
     const few_args a = args_of(p->cols, p->cols);
     const expert_tiles t = {p->experts, p->groups->units, p->groups->count, p->groups->token, p->x, {p->y[0], p->y[1]},

@@ -36,6 +36,21 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
     return d;
 }
 
+/* By one half of b. */
+__device__ __forceinline__ uint32_t mul_bf16x2_low(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{\n.reg .b16 l, h;\n.reg .b32 p;\nmov.b32 {l, h}, %2;\nmov.b32 p, {l, l};\nmul.rn.bf16x2 %0, %1, p;\n}" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t mul_bf16x2_high(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("{\n.reg .b16 l, h;\n.reg .b32 p;\nmov.b32 {l, h}, %2;\nmov.b32 p, {h, h};\nmul.rn.bf16x2 %0, %1, p;\n}" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
 __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b)
 {
     uint32_t d;
@@ -119,6 +134,13 @@ __device__ __forceinline__ uint2 shared_pair(uint32_t at)
     return v;
 }
 
+__device__ __forceinline__ uint4 shared_four(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}
+
 __device__ __forceinline__ float shared_float(uint32_t at)
 {
     float v;
@@ -174,11 +196,11 @@ __device__ __forceinline__ void copy_sixteen(uint32_t to, const void *from, bool
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
-/* Sixteen or eight, and no more to the L2 cache. */
+/* Sixteen, eight or four, and no more to the L2 cache. */
 template <int N> __device__ __forceinline__ void copy_async(uint32_t to, const uint8_t *from)
 {
     if (N == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N) : "memory");
 }
 
 __device__ __forceinline__ void copies_end_group(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -2,6 +2,7 @@
  * weight and up to 32 tokens; its warps take segments of K in turn, straight from global memory into tensor core fragments, and
  * the block adds the segments' sums ascending. Nothing of that depends on how many tokens there are. */
 #include "kernels/cuda/few.h"
+#include "kernels/cuda/fp4_tiles.cuh"
 #include "kernels/cuda/held.cuh"
 #include "kernels/cuda/segments.cuh"
 #include "kernels/cuda/sm90/many.h"
@@ -55,6 +56,16 @@ template <bl_weight_kind KIND> struct raw {
     }
 };
 
+template <> struct raw<TILED> {
+    uint4 codes[STEPS / 4], scales;
+    __device__ __forceinline__ void load(const weight_rows &w, int64_t k0)
+    {
+#pragma unroll
+        for (int j = 0; j < STEPS / 4; j++) codes[j] = __ldg((const uint4 *)(w.codes[0] + k0 / SEGMENT * BL_TILE_CODES) + j * WARP);
+        scales = __ldg((const uint4 *)(w.scale[0] + k0 / SEGMENT * BL_TILE_SCALES));
+    }
+};
+
 /* The chains of one segment that begins at k0. */
 template <int NT, bool SMALL>
 __device__ __forceinline__ void segment_fp8(float c[NT][4], const raw<BL_W_FP8> &w, const uint16_t *const x[NT], int k0, int cols)
@@ -103,6 +114,18 @@ __device__ __forceinline__ void segment_fp4(float c[NT][4], const raw<BL_W_FP4> 
     }
 }
 
+template <int NT, bool SMALL>
+__device__ __forceinline__ void segment_tiled(float c[NT][4], const raw<TILED> &w, const uint16_t *const x[NT], int k0, int cols)
+{
+    const uint32_t scales[4] = {w.scales.x, w.scales.y, w.scales.z, w.scales.w};
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        const uint4 &v = w.codes[s / 4];
+        const uint32_t word = s % 4 == 0 ? v.x : s % 4 == 1 ? v.y : s % 4 == 2 ? v.z : v.w;
+        step<NT>(c, tile_step<SMALL>(word, tile_scale<SMALL>(scales[s / 4], s / 2)), x, k0 + 16 * s + 4 * (threadIdx.x % 4), cols);
+    }
+}
+
 template <int NT> __device__ __forceinline__ void segment_bf16(float c[NT][4], const weight_rows &w, const uint16_t *const x[NT], int64_t k0)
 {
     const int t = threadIdx.x % 4;
@@ -129,6 +152,13 @@ __device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_FP4> &loa
                                         int64_t k0)
 {
     segment_fp4<NT>(c, loaded, x, (int)k0, (int)w.cols);
+}
+template <int NT>
+__device__ __forceinline__ void segment(float c[NT][4], const raw<TILED> &loaded, const weight_rows &w, const uint16_t *const x[NT], int64_t k0)
+{
+    const bool small = __all_sync(~0u, bl_fp4_tile_small(loaded.scales.x | loaded.scales.y | loaded.scales.z | loaded.scales.w));
+    if (small) segment_tiled<NT, true>(c, loaded, x, (int)k0, (int)w.cols);
+    else segment_tiled<NT, false>(c, loaded, x, (int)k0, (int)w.cols);
 }
 template <int NT>
 __device__ __forceinline__ void segment(float c[NT][4], const raw<BL_W_BF16> &, const weight_rows &w, const uint16_t *const x[NT], int64_t k0)
@@ -164,7 +194,8 @@ __device__ __forceinline__ void tile_sums(float total[share<NT, WARPS>::COUNT], 
             zero(c[0], NT * 4);
             segment<NT>(c, loaded, w, x, k0);
             for (int n = 0; n < NT; n++)
-                for (int i = 0; i < 4; i++) sums[warp][8 * n + 2 * t + i % 2][g + i / 2 * 8] = c[n][i];
+                for (int i = 0; i < 4; i++)
+                    sums[warp][8 * n + 2 * t + i % 2][lane_rows<KIND>::first(g) + i / 2 * lane_rows<KIND>::SECOND] = c[n][i];
         }
         __syncthreads();
         const int count = segments - base < WARPS ? segments - base : WARPS;
@@ -295,7 +326,8 @@ template <int NT> static void launch_dense(cudaStream_t s, const bl_cuda_product
 
 template <int NT> static void launch_experts(cudaStream_t s, bl_weight_kind kind, const expert_args &a, dim3 grid)
 {
-    if (kind == BL_W_FP8) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_FP8, NT, MANY>, a);
+    if (bl_fp4_tiled(kind, a.rows, a.cols)) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<TILED, NT, MANY>, a);
+    else if (kind == BL_W_FP8) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_FP8, NT, MANY>, a);
     else if (kind == BL_W_FP4) launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_FP4, NT, MANY>, a);
     else launch_plain(s, grid, MANY * WARP, 0, expert_kernel<BL_W_BF16, NT, MANY>, a);
 }

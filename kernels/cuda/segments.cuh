@@ -3,13 +3,22 @@
 #define BL_KERNELS_CUDA_SEGMENTS_CUH
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/fp4_tiles.h"
 
 namespace bl {
 
 enum { ROWS = 16, SEGMENT = BL_DOT_SEGMENT, STEPS = SEGMENT / BL_DOT_STEP };
 
+constexpr bl_weight_kind TILED = (bl_weight_kind)(BL_W_F32 + 1); /* fp4 in the order of fp4_tiles.h */
+
+/* A thread's rows of a tile: the first, and how far the second is from it. */
+template <bl_weight_kind KIND> struct lane_rows {
+    enum { SECOND = KIND == TILED ? BL_TILE_SECOND : 8 };
+    static __device__ __forceinline__ int first(int g) { return KIND == TILED ? bl_fp4_tile_row(g) : g; }
+};
+
 struct weight_rows {
-    const uint8_t *codes[2], *scale[2]; /* of rows g and g + 8 of the tile; NULL behind the last row */
+    const uint8_t *codes[2], *scale[2]; /* of those two rows; NULL behind the last row. Tiled: the lane's first of the tile */
     int64_t cols;
 };
 
@@ -21,12 +30,18 @@ __device__ __forceinline__ int64_t row_bytes(bl_weight_kind kind, int64_t cols)
 template <bl_weight_kind KIND>
 __device__ __forceinline__ weight_rows tile_rows(const uint8_t *codes, const uint8_t *scale, int64_t cols, int64_t row, int64_t end)
 {
+    const int lane = threadIdx.x % WARP;
     weight_rows w;
     w.cols = cols;
-    for (int h = 0; h < 2; h++) {
-        const int64_t r = row + threadIdx.x % WARP / 4 + 8 * h;
-        w.codes[h] = r < end ? codes + r * row_bytes(KIND, cols) : NULL;
-        w.scale[h] = r >= end ? NULL : KIND == BL_W_FP8 ? scale + r / 32 * (cols / 32) : KIND == BL_W_FP4 ? scale + r * (cols / 32) : NULL;
+    if constexpr (KIND == TILED) {
+        w.codes[0] = codes + row * (cols / 2) + lane * 16;
+        w.scale[0] = scale + row * (cols / 32) + lane / 4 * 16;
+    } else {
+        for (int h = 0; h < 2; h++) {
+            const int64_t r = row + lane / 4 + 8 * h;
+            w.codes[h] = r < end ? codes + r * row_bytes(KIND, cols) : NULL;
+            w.scale[h] = r >= end ? NULL : KIND == BL_W_FP8 ? scale + r / 32 * (cols / 32) : KIND == BL_W_FP4 ? scale + r * (cols / 32) : NULL;
+        }
     }
     return w;
 }

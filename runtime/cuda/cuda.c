@@ -118,7 +118,8 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     c->base = (bl_backend){.name = "cuda", .destroy = cuda_destroy, .alloc = bl_cuda_alloc, .release = bl_cuda_release,
                            .allocated = allocated, .launches = launches, .fault = fault, .upload = bl_cuda_upload,
                            .download = bl_cuda_download, .import = bl_cuda_import,
-                           .place = bl_cuda_place, .load = bl_cuda_load, .huge_pages = bl_cuda_huge_pages,
+                           .place = bl_cuda_place, .load = bl_cuda_load, .arrange = bl_cuda_arrange,
+                           .huge_pages = bl_cuda_huge_pages,
                            .padded = bl_cuda_padded, .begin = bl_cuda_begin, .end = bl_cuda_end};
     bl_cuda_set_operations(&c->base);
     bl_cuda_set_attention(&c->base);

@@ -172,6 +172,7 @@ void bl_cuda_await(bl_cuda *c);
 
 /* ---- load.c */
 bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
+bl_status bl_cuda_arrange(bl_backend *b, const bl_matrix *w, bl_error *err);
 
 /* ---- pass.c */
 bl_status bl_cuda_pass_create(bl_cuda *c, bl_error *err);

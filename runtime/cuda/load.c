@@ -180,3 +180,9 @@ bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_acc
     clean_up(&l);
     return l.status;
 }
+
+bl_status bl_cuda_arrange(bl_backend *b, const bl_matrix *w, bl_error *err)
+{
+    bl_cuda_tile_fp4(cuda_of(b)->stream, w);
+    return bl_cuda_check(cudaGetLastError(), "laying out weights", err);
+}

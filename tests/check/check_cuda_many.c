@@ -103,6 +103,32 @@ static int64_t spread(int64_t i)
     return i / 16 * 16 + i % 16 / 4 * 2 + i % 2 + i % 4 / 2 * 8;
 }
 
+/* A weight in tiles, against the order in words of fp4_tiles.h. */
+static void check_tiles(check *c, int64_t rows, int64_t cols)
+{
+    check_case(c, "tiles rows=%lld cols=%lld", (long long)rows, (long long)cols);
+    const int64_t code_bytes = rows * cols / 2, scale_bytes = rows * cols / 32, pitch = BL_TILE_SECOND * cols / 2;
+    uint8_t *codes = check_buffer(c, (size_t)code_bytes, 16), *scale = check_buffer(c, (size_t)scale_bytes, 16);
+    uint8_t *want_scale = check_buffer(c, (size_t)scale_bytes, 16);
+    int32_t *want = check_buffer(c, (size_t)code_bytes, 16);
+    check_random_bytes(c, codes, (size_t)code_bytes);
+    check_random_bytes(c, scale, (size_t)scale_bytes);
+    const bl_matrix w = {.kind = BL_W_FP4, .rows = rows, .cols = cols, .codes = gpu_copy(codes, (size_t)code_bytes),
+                         .scale = gpu_copy(scale, (size_t)scale_bytes)};
+    const int words = (int)(BL_TILE_ROWS * cols / 8), scales = (int)(BL_TILE_ROWS * cols / 32);
+    for (int64_t t = 0; t < rows / BL_TILE_ROWS; t++) {
+        for (int i = 0; i < words; i++) {
+            const uint8_t *p = codes + t * words * 4 + bl_fp4_tile_from(i, (int)cols), *q = p + pitch;
+            want[t * words + i] = (int32_t)bl_fp4_tile_word(p[0] | (uint32_t)p[1] << 8, q[0] | (uint32_t)q[1] << 8);
+        }
+        for (int i = 0; i < scales; i++) want_scale[t * scales + i] = scale[t * scales + bl_fp4_tile_scale_from(i, (int)cols)];
+    }
+    bl_cuda_tile_fp4(0, &w);
+    check_i32(c, "codes", gpu_result(c, w.codes, (size_t)code_bytes), want, rows, cols / 8);
+    check_i32(c, "scales", gpu_result(c, w.scale, (size_t)scale_bytes), (const int32_t *)(const void *)want_scale, rows, cols / 128);
+    gpu_case_end();
+}
+
 static void check_experts(check *c, int64_t T, int64_t k, int64_t E, int64_t rows, int64_t cols, bool by_token)
 {
     check_case(c, "experts tokens=%lld choices=%lld of %lld rows=%lld cols=%lld by %s", (long long)T, (long long)k, (long long)E,
@@ -114,9 +140,14 @@ static void check_experts(check *c, int64_t T, int64_t k, int64_t E, int64_t row
     const int64_t slots = check_sort(c, &e, many);
     uint8_t *codes = check_buffer(c, (size_t)(2 * E * code_bytes), 16), *scale = check_buffer(c, (size_t)(2 * E * scale_bytes), 16);
     check_random_bytes(c, codes, (size_t)(2 * E * code_bytes));
-    for (int64_t i = 0; i < 2 * E * scale_bytes; i++) scale[i] = (uint8_t)(110 + check_below(c, 30));
+    for (int64_t i = 0; i < 2 * E * scale_bytes; i++) /* small ones (fp4_tiles.h), or of both sorts */
+        scale[i] = (uint8_t)(T % 2 ? 100 + check_below(c, 28) : 110 + check_below(c, 30));
     const uint8_t *gcodes = gpu_copy(codes, (size_t)(2 * E * code_bytes)), *gscale = gpu_copy(scale, (size_t)(2 * E * scale_bytes));
     bl_cuda_expert *table = check_buffer(c, (size_t)E * sizeof *table, 16);
+    for (int64_t i = 0; i < 2 * E; i++) {
+        const bl_matrix w = {.kind = BL_W_FP4, .rows = rows, .cols = cols, .codes = gcodes + i * code_bytes, .scale = gscale + i * scale_bytes};
+        bl_cuda_tile_fp4(0, &w);
+    }
     for (int64_t i = 0; i < E; i++)
         table[i] = (bl_cuda_expert){.codes = {gcodes + 2 * i * code_bytes, gcodes + (2 * i + 1) * code_bytes, NULL},
                                     .scale = {gscale + 2 * i * scale_bytes, gscale + (2 * i + 1) * scale_bytes, NULL}};
@@ -158,8 +189,20 @@ void check_cuda_many(check *c)
     check_route_few(c, 8, 12, 8);
     check_route_few(c, 8, 384, 6);
     check_route_few(c, 1, 383, 6);
-    check_experts(c, 5, 2, 7, 48, 512, true);
+    check_tiles(c, 48, 768);
+    check_tiles(c, 2304, 5120);
+    check_tiles(c, 16, BL_TILE_MOST_COLS);
+    for (int64_t T = 1; T <= 8; T++) check_experts(c, T, 3, 9, 16 * (1 + check_below(c, 4)), 256 * (1 + check_below(c, 20)), T % 3 != 0);
+    for (int64_t T = 7; T <= 8; T++) { /* rows as stored */
+        check_experts(c, T, 2, 7, 40, 512, true);
+        check_experts(c, T, 2, 7, 48, 288, false);
+    }
+    for (int64_t T = 9; T <= 10; T++) {
+        check_experts(c, T, 2, 7, 48, 5632, true); /* more segments than few tokens' kernels take */
+        check_experts(c, T + 90, 2, 7, 48, 512, false);
+    }
     check_experts(c, 300, 2, 7, 48, 512, true);
+    check_experts(c, 301, 2, 7, 48, 512, true);
     check_experts(c, 300, 2, 7, 144, 256, false);
     check_experts(c, 1100, 3, 200, 16, 256, true);
     check_experts(c, 200, 1, 3, 32, 768, false);

@@ -1,6 +1,7 @@
 /* Products of grouped tokens with fp4 experts by wgmma. The weight is the operand in registers, decoded there, the tokens of a unit are
  * the columns. A block has 128 rows of one expert's weight and a unit's tokens; a warp loads the tokens, half a segment at a time;
  * two warpgroups multiply 64 rows each: chain and sum of segments as in linear.cu. */
+#include "kernels/cuda/fp4_tiles.cuh"
 #include "kernels/cuda/sm90/hopper.cuh"
 #include "kernels/cuda/sm90/many.h"
 
@@ -60,41 +61,23 @@ __device__ __forceinline__ void produce(const many_args &p, const CUtensorMap *x
     }
 }
 
-/* A thread's codes of half a segment: of its two rows, 32 elements. */
+/* A thread's codes of half a segment, in the order of fp4_tiles.h: BATCH steps each. */
 struct codes {
-    uint4 v[2];
-    uint32_t scale[2];
+    uint4 v[STAGE_K / 16 / BATCH];
+    uint2 scales;
 };
 
-struct weight_rows {
-    const uint8_t *codes[2], *scale[2]; /* NULL behind the last row */
+struct weight_tile {
+    const uint8_t *codes, *scales; /* the lane's first; NULL behind the last row */
 };
 
-__device__ __forceinline__ void load_codes(codes &c, const weight_rows &w, int k, int cols)
+__device__ __forceinline__ void load_codes(codes &c, const weight_tile &w, int k, int cols)
 {
+    const bool there = w.codes && k < cols;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const bool there = w.codes[h] && k < cols;
-        c.v[h] = there ? __ldg((const uint4 *)(w.codes[h] + k / 2) + threadIdx.x % 4) : make_uint4(0, 0, 0, 0);
-        c.scale[h] = there ? __ldg((const uint32_t *)(w.scale[h] + k / 32)) : 0;
-    }
-}
-
-/* The words of half a segment, so that a lane has its four elements of each of 8 steps: two steps a word. */
-__device__ __forceinline__ void spread(uint32_t words[4], const uint4 v)
-{
-    words[0] = __byte_perm(v.x, v.z, 0x5410);
-    words[1] = __byte_perm(v.x, v.z, 0x7632);
-    words[2] = __byte_perm(v.y, v.w, 0x5410);
-    words[3] = __byte_perm(v.y, v.w, 0x7632);
-    transpose4(words);
-}
-
-/* Row of the tile that a thread's first row of the operand is; its second is two further. So its results are four neighbours. */
-__device__ __forceinline__ int row_in_tile(void)
-{
-    const int thread = threadIdx.x - GROUP, g = thread % WARP / 4;
-    return thread / WARP * 16 + g / 2 * 4 + g % 2;
+    for (int i = 0; i < STAGE_K / 16 / BATCH; i++)
+        c.v[i] = there ? __ldg((const uint4 *)(w.codes + k / STAGE_K * (BL_TILE_CODES / 2)) + i * WARP) : make_uint4(0, 0, 0, 0);
+    c.scales = there ? __ldg((const uint2 *)(w.scales + k / SEGMENT * BL_TILE_SCALES + k % SEGMENT / STAGE_K * 8)) : make_uint2(0, 0);
 }
 
 template <int N> __device__ __forceinline__ void store_tile(const many_args &p, const float (&total)[N / 2], const work &w)
@@ -117,15 +100,11 @@ __device__ __forceinline__ void release(const pipeline &q, int stage)
 }
 
 /* Steps BATCH * b ... of half a segment. */
-__device__ __forceinline__ void decode(fragment_a f[BATCH], const uint32_t words[2][4], const uint32_t scale[2], int b)
+template <bool SMALL> __device__ __forceinline__ void decode(fragment_a f[BATCH], const codes &c, int b)
 {
+    const uint32_t words[BATCH] = {c.v[b].x, c.v[b].y, c.v[b].z, c.v[b].w}, scales = b ? c.scales.y : c.scales.x;
 #pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-        const int step = BATCH * b + i;
-        const uint2 low = decode_fp4(words[0][step / 2] >> step % 2 * 16, block_scale(make_uint2(scale[0], 0), step / 2));
-        const uint2 high = decode_fp4(words[1][step / 2] >> step % 2 * 16, block_scale(make_uint2(scale[1], 0), step / 2));
-        f[i] = {{low.x, high.x, low.y, high.y}};
-    }
+    for (int i = 0; i < BATCH; i++) f[i] = tile_step<SMALL>(words[i], tile_scale<SMALL>(scales, i / 2));
 }
 
 template <int N> __device__ __forceinline__ void add_chain(float (&total)[N / 2], float (&chain)[N / 2])
@@ -139,36 +118,32 @@ template <int N> __device__ __forceinline__ void add_chain(float (&total)[N / 2]
 template <int N> __device__ __forceinline__ void multiply_unit(const many_args &p, pipeline &q, const work &w)
 {
     enum { DEPTH = N > 128 ? 1 : 2 }; /* halves of segments loaded ahead */
-    weight_rows rows;
     const bl_cuda_expert *e = p.experts + w.expert;
     const int which = w.which ? p.which[1] : p.which[0], cols = (int)p.cols;
     const uint8_t *const all = (const uint8_t *)e->codes[which], *const scales = e->scale[which];
-    for (int h = 0; h < 2; h++) {
-        const int64_t r = w.row + row_in_tile() + 2 * h;
-        rows.codes[h] = r < p.rows ? all + r * (cols / 2) : NULL;
-        rows.scale[h] = r < p.rows ? scales + r * (cols / 32) : NULL;
-    }
+    const int lane = threadIdx.x % WARP;
+    const int64_t row = w.row + (threadIdx.x - GROUP) / WARP * BL_TILE_ROWS;
+    const bool there = row < p.rows;
+    const weight_tile tile = {there ? all + row * (cols / 2) + lane * 16 : NULL, there ? scales + row * (cols / 32) + lane / 4 * 16 : NULL};
     float total[N / 2], chain[N / 2] = {};
     fragment_a f[2][BATCH];
     codes ahead[DEPTH];
 #pragma unroll
     for (int n = 0; n < N / 2; n++) total[n] = 0;
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++) load_codes(ahead[i], rows, i * STAGE_K, cols);
+    for (int i = 0; i < DEPTH; i++) load_codes(ahead[i], tile, i * STAGE_K, cols);
     int held = 0; /* stage before the current one */
     for (int k0 = 0; k0 < cols; k0 += SEGMENT) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t words[2][4];
-            codes &c = ahead[half % DEPTH];
-            const uint32_t scale[2] = {c.scale[0], c.scale[1]};
-            spread(words[0], c.v[0]);
-            spread(words[1], c.v[1]);
-            load_codes(c, rows, k0 + (half + DEPTH) * STAGE_K, cols);
+            const codes c = ahead[half % DEPTH];
+            const bool small = __all_sync(~0u, bl_fp4_tile_small(c.scales.x | c.scales.y));
+            load_codes(ahead[half % DEPTH], tile, k0 + (half + DEPTH) * STAGE_K, cols);
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 wgmma_wait<1>(); /* all but the newest batch are done: their fragments are free */
-                decode(f[b], words, scale, b);
+                if (small) decode<true>(f[b], c, b);
+                else decode<false>(f[b], c, b);
                 if (half == 0 && b == 0 && k0) {
                     add_chain<N>(total, chain);
                     release(q, held);
@@ -247,7 +222,7 @@ using namespace bl;
 
 bool bl_cuda_many_experts(int64_t T, bl_weight_kind kind, int64_t rows, int64_t cols)
 {
-    return T >= BL_CUDA_MANY && kind == BL_W_FP4 && cols % SEGMENT == 0 && rows % 16 == 0 && is_hopper();
+    return T >= BL_CUDA_MANY && bl_fp4_tiled(kind, rows, cols) && is_hopper();
 }
 
 bool bl_cuda_multiply_experts_many(bl_cuda_stream s, const bl_cuda_expert_product *p)

@@ -13,6 +13,8 @@ namespace bl {
 static inline uint32_t convert_bf16x2(float high, float low) { return emu::to_bf16(low) | (uint32_t)emu::to_bf16(high) << 16; }
 static inline uint16_t convert_e4m3x2(float high, float low) { return (uint16_t)(emu::to_e4m3(low) | emu::to_e4m3(high) << 8); }
 uint32_t mul_bf16x2(uint32_t a, uint32_t b);
+static inline uint32_t mul_bf16x2_low(uint32_t a, uint32_t b) { return mul_bf16x2(a, (b & 0xffff) * 0x10001u); }
+static inline uint32_t mul_bf16x2_high(uint32_t a, uint32_t b) { return mul_bf16x2(a, (b >> 16) * 0x10001u); }
 uint32_t mul_f16x2(uint32_t a, uint32_t b);
 /* Off by a unit of the last place as it happens. */
 float approximate_reciprocal(float y);
@@ -43,6 +45,7 @@ static inline void *shared_bytes(uint32_t at, uint32_t n)
 
 static inline uint32_t shared_word(uint32_t at) { return *(const uint32_t *)shared_bytes(at, 4); }
 static inline uint2 shared_pair(uint32_t at) { return *(const uint2 *)shared_bytes(at, 8); }
+static inline uint4 shared_four(uint32_t at) { return *(const uint4 *)shared_bytes(at, 16); }
 static inline float shared_float(uint32_t at) { return *(const float *)shared_bytes(at, 4); }
 static inline void shared_floats(float (&v)[4], uint32_t at) { memcpy(v, shared_bytes(at, 16), 16); }
 static inline void put_word(uint32_t at, uint32_t v) { *(uint32_t *)shared_bytes(at, 4) = v; }
