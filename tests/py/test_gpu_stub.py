@@ -62,6 +62,13 @@ def test_cannot_start():
     refused(DEMO, rc=4, words=["illegal memory access"], CUDA_STUB_FAIL=f"cudaMemcpyAsync 9 {ILLEGAL}")
 
 
+@pytest.mark.parametrize("hidden,what", [(256, "laying out weights"), (192, "starting a pass")])
+def test_experts_in_whole_tiles_are_laid_out_when_loaded(baleen, tmp_path, hidden, what):
+    """By the first kernel that fails."""
+    assert baleen("synth", tmp_path / "m", f"hidden_size={hidden}", "moe_intermediate_size=96").rc == 0
+    refused(tmp_path / "m", rc=4, words=[f"{what}: an illegal memory access"], CUDA_STUB_FAIL=f"cudaLaunchKernel 1 {ILLEGAL}")
+
+
 def test_huge_pages_are_counted(baleen, tmp_path):
     assert baleen("synth", tmp_path / "m", "engram_vocab_size=200000").rc == 0
     for where in ("host", "device", "mapped"):
