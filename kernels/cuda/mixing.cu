@@ -1,8 +1,7 @@
 /* Coefficients of the streams' mixing (ops_streams.c): 24 products with float32 weights and a sum of squares over all streams of a
  * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mixing.cuh adds their segments; for many one
  * kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/mixing.cuh"
+#include "kernels/cuda/mixing_many.cuh"
 
 namespace bl {
 
@@ -13,20 +12,8 @@ __global__ void __launch_bounds__(MIX_THREADS) mix_kernel(mix_args a)
 
 /* ---- many tokens */
 
-/* pre and post of token t, by the lanes below 8 of a half warp. */
-__device__ __forceinline__ void gates(const mix_args &a, int64_t t, int lane, const float *dots, float r)
-{
-    if (lane < S) a.pre[t * S + lane] = bl_sigmoid(dots[lane] * r * a.scale3[0] + a.base24[lane]) + a.eps;
-    else if (lane < 2 * S) a.post[t * S + lane - S] = 2.0f * bl_sigmoid(dots[lane] * r * a.scale3[1] + a.base24[lane]);
-}
-
-__device__ __forceinline__ float comb_start(const mix_args &a, int lane, const float *dots, float r)
-{
-    return dots[2 * S + lane] * r * a.scale3[2] + a.base24[2 * S + lane];
-}
-
 enum {
-    TOKENS = 64, SPLITS = 4, GROUPS = 2 /* of 32 tokens: a warp has one of each */, THREADS = SPLITS * GROUPS * WARP,
+    SPLITS = 4, GROUPS = 2 /* of 32 tokens: a warp has one of each */, THREADS = SPLITS * GROUPS * WARP,
     PIECE = 64 /* elements of a warp's stretch that are copied at a time */, PIECES = ROW_PART / PIECE, STAGES = 3,
     H_BYTES = TOKENS * PIECE * 2, FN_BYTES = MIX * PIECE * 4, STAGE = SPLITS * (H_BYTES + FN_BYTES), /* streams first */
     SUMS = TOKENS * MIX, /* of a segment */
@@ -69,36 +56,10 @@ struct fetcher {
 };
 static_assert(THREADS == 8 * WARP && TOKENS == 64, "what fetcher is made for");
 
-/* The leading 16 bits of two floats, cut; both become what is left. */
-__device__ __forceinline__ uint32_t leading_pair(float &a, float &b)
-{
-    const uint32_t u = __float_as_uint(a), v = __float_as_uint(b);
-    a -= __uint_as_float(u & 0xffff0000);
-    b -= __uint_as_float(v & 0xffff0000);
-    return __byte_perm(u, v, 0x7632);
-}
-
 /* Of a warp's 32 tokens: products of a segment with the 24 rows, and squares by lane of the row sums. */
 struct sums_of_warp {
     float c[2][3][4], q[2][2][4];
 };
-
-/* Lanes 2 t, 2 t + 1, 2 t + 8, 2 t + 9. */
-__device__ __forceinline__ void add_squares(float q[4], uint32_t low, uint32_t high)
-{
-    const float v[4] = {__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000), __uint_as_float(high << 16),
-                        __uint_as_float(high & 0xffff0000)};
-#pragma unroll
-    for (int e = 0; e < 4; e++) q[e] = fmaf(v[e], v[e], q[e]);
-}
-
-/* 16 rows of 16 elements: a thread gets elements 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of rows g and g + 8. */
-__device__ __forceinline__ fragment_a load_fragment(uint32_t at)
-{
-    fragment_a a;
-    load_matrices(a.r, at);
-    return a;
-}
 
 /* A piece of a warp's stretch; h: its 32 rows, fn: the weights, in shared memory. */
 __device__ __forceinline__ void add_piece(sums_of_warp &s, const uint8_t *h, const uint8_t *fn)
@@ -146,7 +107,6 @@ __device__ __forceinline__ void put_products(float *sums, sums_of_warp &s, int f
         }
 }
 
-/* As lane_tree of the 16 lanes of a row sum. */
 __device__ __forceinline__ void put_squares(float *sums, sums_of_warp &s, int first)
 {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
@@ -155,33 +115,10 @@ __device__ __forceinline__ void put_squares(float *sums, sums_of_warp &s, int fi
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float *q = s.q[m][half];
-            float even = q[0] + q[2], odd = q[1] + q[3];
-            even = even + __shfl_xor_sync(~0u, even, 2);
-            odd = odd + __shfl_xor_sync(~0u, odd, 2);
-            even = even + __shfl_xor_sync(~0u, even, 1);
-            odd = odd + __shfl_xor_sync(~0u, odd, 1);
-            const float total = even + odd;
+            const float total = sum_of_squares(q);
             if (t == 0) sums[first + 16 * m + 8 * half + g] = total;
             q[0] = q[1] = q[2] = q[3] = 0;
         }
-}
-
-/* From the sums of all to the coefficients: half a warp for four tokens. */
-__device__ __forceinline__ void finish(const mix_args &a, int64_t token, const float *dots, const float *squares)
-{
-    enum { EACH = TOKENS * 16 / THREADS };
-    const int lane = threadIdx.x % 16, first = threadIdx.x / 16 * EACH;
-    float c[EACH];
-#pragma unroll
-    for (int n = 0; n < EACH; n++) {
-        const float r = scale_of_row(a, squares[first + n]);
-        if (token + first + n < a.T) gates(a, token + first + n, lane, dots + (first + n) * MIX, r);
-        c[n] = comb_start(a, lane, dots + (first + n) * MIX, r);
-    }
-    sinkhorn<EACH>(c, a.eps, a.iters);
-#pragma unroll
-    for (int n = 0; n < EACH; n++)
-        if (token + first + n < a.T) a.comb[(token + first + n) * 16 + lane] = c[n];
 }
 
 __global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const float *fn)
@@ -226,7 +163,7 @@ __global__ void __launch_bounds__(THREADS, 1) mix_many_kernel(mix_args a, const 
     for (int i = 0; i < COUNT; i++) sums[i * THREADS + threadIdx.x] = dots[i];
     if (threadIdx.x < TOKENS) squares[threadIdx.x] = square;
     __syncthreads();
-    finish(a, token, sums, squares);
+    finish<THREADS>(a, token, sums, squares);
 }
 
 } // namespace bl
