@@ -103,14 +103,15 @@ void bl_cuda_fan_out(bl_cuda_stream s, uint16_t *H, float *pre, const uint16_t *
 typedef struct bl_cuda_mixing {
     const float *fn, *scale3, *base24; /* fn [24, 4 D] */
     const uint16_t *H;                 /* [T, 4, D] */
-    const float *parts;                /* of multiply_parts for fn and H */
+    float *parts;                      /* [ceil(4 D / BL_DOT_SEGMENT), T, 24]: of multiply_parts for fn and H */
     float *pre, *post, *comb;          /* [T, 4], [T, 4], [T, 4, 4] */
     int64_t T, D;
     float eps_rms, eps;
     int iters; /* of Sinkhorn */
 } bl_cuda_mixing;
 void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m);
-/* The same without parts, reading the streams once; false, having started nothing, for fewer tokens than BL_CUDA_MIX_MANY. */
+/* The same from H alone, reading it once; false, having started nothing, for fewer tokens than BL_CUDA_MIX_MANY. parts is scratch of the
+ * same size, which holds fn as three bf16 meanwhile; where it is NULL a slower kernel does it. */
 bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m);
 /* x[i] = rmsnorm(collapse(token tokens[i], or i when tokens is NULL)); rounded (may be NULL) its fp8 rounding. */
 void bl_cuda_collapse(bl_cuda_stream s, uint16_t *x, uint16_t *rounded, const uint16_t *H, const float *pre, const uint16_t *norm,

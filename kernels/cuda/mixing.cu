@@ -1,7 +1,9 @@
 /* Coefficients of the streams' mixing (ops_streams.c): 24 products with float32 weights and a sum of squares over all streams of a
  * token, then sigmoids and Sinkhorn. For few tokens the products are those of linear.cu and mixing.cuh adds their segments; for many one
- * kernel reads the streams once for both: a block has 64 tokens, its warps take stretches of 512 elements in turn. */
+ * kernel reads the streams once for both: sm90/mixing.cu, or the one here, whose block has 64 tokens and whose warps take stretches of 512
+ * elements in turn. */
 #include "kernels/cuda/mixing_many.cuh"
+#include "kernels/cuda/sm90/many.h"
 
 namespace bl {
 
@@ -178,6 +180,7 @@ void bl_cuda_mix(bl_cuda_stream s, const bl_cuda_mixing *m)
 bool bl_cuda_mix_many(bl_cuda_stream s, const bl_cuda_mixing *m)
 {
     if (m->T < BL_CUDA_MIX_MANY) return false;
+    if (bl_cuda_mix_tiles(s, m)) return true;
     cudaFuncSetAttribute(mix_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     launch_plain(s, blocks_of(m->T, TOKENS), THREADS, SHARED_BYTES, mix_many_kernel, args_of(m), m->fn);
     return true;

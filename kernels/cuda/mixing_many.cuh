@@ -41,8 +41,7 @@ __device__ __forceinline__ float sum_of_squares(const float q[4])
 __device__ __forceinline__ fragment_a load_fragment(uint32_t at)
 {
     fragment_a a;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3]) : "r"(at) : "memory");
+    load_matrices(a.r, at);
     return a;
 }
 

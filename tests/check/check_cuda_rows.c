@@ -110,28 +110,37 @@ void check_mixed(check *c, const bl_cuda_mixing *m)
     check_f32(c, "mixing", gpu_result(c, m->pre, (size_t)m->T * 96), gpu_result(c, alone.pre, (size_t)m->T * 96), m->T, 24);
 }
 
-/* The kernel that reads the streams once, against every so many of the tokens. */
-static void check_mixing(check *c, int64_t T, int64_t D, int64_t every)
+/* The kernels that read the streams once: with room for split weights sm90/mixing.cu's. Every so many of the first `unlike` tokens against
+ * the reference, the others, which are these again, against the first. */
+static void check_mixing(check *c, int64_t T, int64_t unlike, int64_t D, int64_t every, bool room)
 {
     enum { S = 4, MIX = 24 };
-    check_case(c, "mixing tokens=%lld width=%lld", (long long)T, (long long)D);
-    const int64_t n = S * D;
-    const uint16_t *H = random_row(c, T * n, 2);
+    check_case(c, "mixing tokens=%lld width=%lld%s", (long long)T, (long long)D, room ? "" : " without room");
+    const int64_t n = S * D, segments = (n + BL_DOT_SEGMENT - 1) / BL_DOT_SEGMENT;
+    uint16_t *const H = check_buffer(c, (size_t)(T * n) * 2, 16);
+    check_random_bf16(c, H, (size_t)(unlike * n), 2);
+    for (int64_t t = unlike; t < T; t++) memcpy(H + t * n, H + (t - unlike) * n, (size_t)n * 2);
     const float *fn = random_floats(c, MIX * n, 0.02f), *scale = random_floats(c, 3, 1), *base = random_floats(c, MIX, 1);
     const bl_cuda_mixing m = {.fn = gpu_copy(fn, (size_t)(MIX * n) * 4), .scale3 = gpu_copy(scale, 12), .base24 = gpu_copy(base, MIX * 4),
                               .H = gpu_copy(H, (size_t)(T * n) * 2), .pre = gpu_buffer((size_t)(T * S) * 4),
                               .post = gpu_buffer((size_t)(T * S) * 4), .comb = gpu_buffer((size_t)(T * 16) * 4),
-                              .T = T, .D = D, .eps_rms = 1e-20f, .eps = 1e-6f, .iters = 20};
+                              .parts = room ? gpu_buffer((size_t)(segments * T * MIX) * 4) : NULL, .T = T, .D = D, .eps_rms = 1e-20f,
+                              .eps = 1e-6f, .iters = 20};
     check_int(c, "many", bl_cuda_mix_many(0, &m), true);
     const float *pre = gpu_result(c, m.pre, (size_t)(T * S) * 4), *post = gpu_result(c, m.post, (size_t)(T * S) * 4);
     const float *comb = gpu_result(c, m.comb, (size_t)(T * 16) * 4);
-    for (int64_t t = 0; t < T; t = t + every < T || t == T - 1 ? t + every : T - 1) {
+    for (int64_t t = 0; t < unlike; t = t + every < unlike || t == unlike - 1 ? t + every : unlike - 1) {
         float dots[MIX], want[3][16];
         for (int r = 0; r < MIX; r++) dots[r] = bl_dot_row_f32(fn + r * n, H + t * n, n);
         bl_mix_c(want[0], want[1], want[2], dots, squares(H + t * n, n), n, scale, base, 1e-20f, 1e-6f, 20);
         check_f32(c, "pre", pre + t * S, want[0], 1, S);
         check_f32(c, "post", post + t * S, want[1], 1, S);
         check_f32(c, "comb", comb + t * 16, want[2], 1, 16);
+    }
+    if (T > unlike) {
+        check_f32(c, "pre again", pre + unlike * S, pre, T - unlike, S);
+        check_f32(c, "post again", post + unlike * S, post, T - unlike, S);
+        check_f32(c, "comb again", comb + unlike * 16, comb, T - unlike, 16);
     }
     gpu_case_end();
 }
@@ -305,9 +314,16 @@ void check_cuda_rows(check *c)
     check_engram_gate(c, 2, 5120);
     check_streams(c, 3, 5120, 1, 1e-6f);
     check_streams(c, 8, 64, 60, 0x1p-90f); /* numbers for which division takes its slow path */
-    check_mixing(c, BL_CUDA_MIX_MANY, 32, 37);
-    check_mixing(c, BL_CUDA_MIX_MANY + 1, 32 * (1 + check_below(c, sized(40, 12))), 101);
-    check_mixing(c, BL_CUDA_MIX_MANY + 70, sized(5120, 1088), 182);
+    for (int room = 0; room < 2; room++) {
+        const int64_t many = BL_CUDA_MIX_MANY;
+        check_mixing(c, many, many, 32, 37, room);
+        check_mixing(c, many + 1, many + 1, 32 * (1 + check_below(c, 40)), 101, room);
+        check_mixing(c, many + 70, many + 70, 5120, 182, room);
+        check_mixing(c, 4200, 300, 32 * (1 + check_below(c, 40)), 101, room); /* a block on half of the multiprocessors */
+        check_mixing(c, 8191, 300, 256, 101, room); /* on all, as one that waits for memory is late */
+        check_mixing(c, 8192, 100, 5120, 33, room);
+    }
+    check_mixing(c, BL_CUDA_MIX_MANY + 70, BL_CUDA_MIX_MANY + 70, 5088, 364, true);
     check_advance(c, 2, 5120, 6, false);
     check_advance(c, 300, 32 * (1 + check_below(c, 60)), 3, false);
     check_advance(c, 257, 2080, 6, true);

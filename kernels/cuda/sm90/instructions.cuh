@@ -69,6 +69,12 @@ __device__ __forceinline__ void named_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* To be met there by others, without waiting for them. */
+__device__ __forceinline__ void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ---- tiles */
 
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap *map, uint32_t bar, int col, int row)
@@ -156,6 +162,7 @@ BL_WGMMA_SS(128, BL_TEN() ", " BL_TEN(1) ", " BL_TEN(2) ", " BL_TEN(3) ", " BL_T
     };
 template <int N> struct wgmma_rs;
 BL_WGMMA_RS(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%11", "%12", "%13", BL_D8(0))
+BL_WGMMA_RS(24, BL_TEN() ", %10, %11", "%12", "%13", "%14", "%15", "%16", "%17", BL_D8(0), BL_D4(8))
 BL_WGMMA_RS(32, BL_TEN() ", %10, %11, %12, %13, %14, %15", "%16", "%17", "%18", "%19", "%20", "%21", BL_D16(0))
 BL_WGMMA_RS(64, BL_TEN() ", " BL_TEN(1) ", " BL_TEN(2) ", %30, %31", "%32", "%33", "%34", "%35", "%36", "%37", BL_D32(0))
 BL_WGMMA_RS(96, BL_TEN() ", " BL_TEN(1) ", " BL_TEN(2) ", " BL_TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47", "%48", "%49", "%50",

@@ -22,6 +22,7 @@ bool bl_cuda_multiply_many(bl_cuda_stream s, const bl_cuda_product *p);
 bool bl_cuda_multiply_experts_many(bl_cuda_stream s, const bl_cuda_expert_product *p);
 bool bl_cuda_attend_pairs(bl_cuda_stream s, const bl_cuda_attention *a);
 bool bl_cuda_attend_many(bl_cuda_stream s, const bl_cuda_attention *a);
+bool bl_cuda_mix_tiles(bl_cuda_stream s, const bl_cuda_mixing *m);
 
 #ifdef __cplusplus
 }

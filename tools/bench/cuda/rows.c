@@ -49,11 +49,12 @@ static bl_status add_mixing(bench *b, bench_subject s[3], bl_error *err)
     uint16_t *const H = device_bytes(streams, 1), *const x = device_bytes(2 * row, 0);
     float *const pre = device_bytes(coefficients, 1), *const partial = device_bytes(2 * row, 1);
     float *const out = device_bytes(coefficients, 0); /* what is made is not used: streams would grow from launch to launch */
-    if (!runs || !H || !x || !pre || !partial || !out) return no_memory(err);
+    float *const parts = device_bytes((n + BL_DOT_SEGMENT - 1) / BL_DOT_SEGMENT * coefficients, 0);
+    if (!runs || !H || !x || !pre || !partial || !out || !parts) return no_memory(err);
     const mix_run both = {
         .mixing = {.fn = device_bytes(fn, 1), .scale3 = device_bytes(16, 1), .base24 = device_bytes(MIX * 4, 1), .H = H,
                    .pre = out, .post = out + TOKENS * STREAMS, .comb = out + 2 * TOKENS * STREAMS,
-                   .T = TOKENS, .D = HIDDEN, .eps_rms = 1e-20f, .eps = 1e-6f, .iters = SINKHORN},
+                   .parts = parts, .T = TOKENS, .D = HIDDEN, .eps_rms = 1e-20f, .eps = 1e-6f, .iters = SINKHORN},
         .advance = {.H = H, .partial = partial, .pre = pre, .post = pre + TOKENS * STREAMS, .comb = pre + 2 * TOKENS * STREAMS,
                     .norm = device_bytes(HIDDEN * 2, 1), .x = x, .rounded = x + row / 2, .T = TOKENS, .D = HIDDEN, .eps = 1e-20f},
         .mix = true, .step = true,

@@ -21,6 +21,7 @@ void barrier_wait(uint32_t bar, uint32_t parity);
 static inline uint32_t address_at(uint32_t at, uint32_t rank) { return emu::map_address(at, rank); }
 void send(uint32_t to, uint32_t bar, float x, float y, float z, float w);
 static inline void named_sync(int id, int threads) { emu::barrier_sync(id, (unsigned)threads); }
+static inline void named_arrive(int id, int threads) { emu::barrier_arrive(id, (unsigned)threads); }
 
 void load_tile_to(uint32_t to, const CUtensorMap *map, uint32_t bar, int col, int row, int mask);
 static inline void load_tile(uint32_t to, const CUtensorMap *map, uint32_t bar, int col, int row)
