@@ -188,6 +188,6 @@ bool bl_cuda_mix_tiles(bl_cuda_stream s, const bl_cuda_mixing *m)
     const int quads = (int)(MIX * a.n / 4);
     launch_plain(s, blocks_of(quads, SPLIT_THREADS), SPLIT_THREADS, 0, mix_split_kernel, (uint2 *)split, (const float4 *)m->fn, quads);
     cudaFuncSetAttribute(mix_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch_early(true, s, dim3(blocks_of(a.T, TOKENS * CLUSTER) * CLUSTER), THREADS, SHARED_BYTES, mix_tiles_kernel, a, h, parts);
+    launch_clusters(true, CLUSTER, s, blocks_of(a.T, TOKENS * CLUSTER), THREADS, SHARED_BYTES, mix_tiles_kernel, a, h, parts);
     return true;
 }
