@@ -80,7 +80,8 @@ bl_cuda_product bl_cuda_take_parts(bl_cuda *c, const bl_pass *p)
 void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
 {
     if (!c->later.mix) return;
-    const bl_cuda_mixing a = bl_cuda_mixing_of(c, p);
+    bl_cuda_mixing a = bl_cuda_mixing_of(c, p);
+    a.parts = NULL; /* sm90/mixing.cu has not yet run on a GPU at the sizes of passes */
     if (bl_cuda_mix_many(c->side, &a)) {
         c->later.mix = false;
         return;
