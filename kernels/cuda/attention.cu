@@ -1,4 +1,4 @@
-/* Attention over packed rows: positions, window rows, the sparse product; and the compressor's entries.
+/* Attention over packed rows: positions, window rows, the sparse product.
  *
  * The sparse product's order: list and blocks of 64 slots as in kernels/ops.h; a score is a product of dot.h over d, times scale; the
  * denominator of a block is ops.h's; the value product continues the accumulator (faded first) through the block's four k16 steps,
@@ -26,42 +26,8 @@ __global__ void rotations_kernel(bl_cuda_tables t, const float *frequency, int h
 
 __global__ void rope_kernel(uint16_t *q, const float *rotation, int64_t heads, int64_t d, int64_t R)
 {
-    const int64_t t = blockIdx.y, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
     take_over();
-    if (i >= heads * half) return;
-    uint16_t *v = q + (t * heads + i / half) * d + (d - R) + 2 * (i % half);
-    const float2 cs = ((const float2 *)(rotation + t * R))[i % half];
-    uint32_t pair = *(uint32_t *)v;
-    uint16_t a = (uint16_t)pair, b = (uint16_t)(pair >> 16);
-    rotate(a, b, cs.x, cs.y);
-    *(uint32_t *)v = a | (uint32_t)b << 16;
-}
-
-/* Codes of a lane and the next one as a byte, written by even lanes; all zero where the scale is NaN. */
-__device__ __forceinline__ void store_pair(uint8_t *out, int64_t i, uint16_t x, float s)
-{
-    const unsigned code = s == s ? to_e2m1(from_bf16(x) / s) : 0, next = __shfl_down_sync(~0u, code, 1);
-    if (i % 2 == 0) out[i / 2] = (uint8_t)(code | next << 4);
-}
-
-__device__ __forceinline__ void pack_latent(uint8_t *out, const uint16_t *row, int64_t n)
-{
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const unsigned most = group_max<16>(row[i] & 0x7fff);
-        const float amax = from_bf16((uint16_t)most), least = 6 * 0x1p-9f;
-        const uint8_t byte = most >= 0x7f80 ? 0x7f : to_e4m3((amax > least ? amax : least) / 6.0f);
-        store_pair(out, i, row[i], e4m3(byte));
-        if (i % 16 == 0) out[n / 2 + i / 16] = byte;
-    }
-}
-
-__device__ __forceinline__ void pack_index(uint8_t *out, const uint16_t *row, int64_t n, int64_t from, int64_t step)
-{
-    for (int64_t i = from; i < n; i += step) {
-        const uint8_t byte = group_scale(row[i], 6 * 0x1p-126f, 1.0f / 6.0f);
-        store_pair(out, i, row[i], e8m0(byte));
-        if (i % 32 == 0) out[n / 2 + i / 32] = byte;
-    }
+    rotate_query(q, rotation, heads, d, R, blockIdx.y, (int64_t)blockIdx.x * blockDim.x + threadIdx.x);
 }
 
 __global__ void __launch_bounds__(THREADS) window_rows_kernel(window_args w)
@@ -315,75 +281,6 @@ __global__ void __launch_bounds__(VALUE_THREADS) values_kernel(bl_cuda_attention
         }
 }
 
-/* ---- compressor */
-
-/* Where the partner of an odd token is: in the pass, or in its sequence's open pair. */
-__global__ void pool_pairs_kernel(bl_cuda_tables t, uint16_t *pooled, const float *kv, const float *z, int64_t d, int64_t source)
-{
-    const int64_t i = blockIdx.x;
-    take_over();
-    const bl_cuda_span *s = &t.spans[t.span_of[i]];
-    if (t.position[i] % 2 == 0) return;
-    const bool here = t.position[i] > s->start;
-    const float *open = s->open + source * 2 * d, *kv0 = here ? kv + (i - 1) * d : open, *z0 = here ? z + (i - 1) * d : open + d;
-    for (int64_t k = threadIdx.x; k < d; k += blockDim.x) {
-        const float a = z0[k], b = z[i * d + k], most = b > a ? b : a;
-        const float e0 = bl_exp(a - most), e1 = bl_exp(b - most), sum = e0 + e1;
-        pooled[i * d + k] = to_bf16(kv0[k] * (e0 / sum) + kv[i * d + k] * (e1 / sum));
-    }
-}
-
-__global__ void keep_open_kernel(bl_cuda_tables t, const float *kv, const float *z, int64_t d, int64_t source)
-{
-    const int64_t i = blockIdx.x;
-    take_over();
-    const bl_cuda_span *s = &t.spans[t.span_of[i]];
-    if (t.position[i] % 2 || i != s->first + s->count - 1) return;
-    float *open = s->open + source * 2 * d;
-    for (int64_t k = threadIdx.x; k < d; k += blockDim.x) {
-        open[k] = kv[i * d + k];
-        open[d + k] = z[i * d + k];
-    }
-}
-
-__global__ void __launch_bounds__(THREADS) store_entries_kernel(bl_cuda_entries e, bl_cuda_tables t)
-{
-    __shared__ uint16_t latent[BL_CUDA_MAX_HEAD_DIM], key[BL_CUDA_MAX_HEAD_DIM];
-    __shared__ float sums[ROW_SUMS];
-    const int64_t i = blockIdx.x, position = t.position[i], entry = position / e.ratio;
-    take_over();
-    if ((position + 1) % e.ratio) return;
-    const bl_cuda_span *s = &t.spans[t.span_of[i]];
-    const bl_cuda_page page = t.pages[s->pages + t.source_pages[(int64_t)t.span_of[i] * t.sources + e.source] + entry / PAGE];
-    for (int64_t k = threadIdx.x; k < e.d; k += blockDim.x) latent[k] = e.latent[i * e.d + k];
-    for (int64_t k = threadIdx.x; k < e.width; k += blockDim.x) key[k] = e.key[i * e.width + k];
-    __syncthreads();
-    norm_in_place(key, e.k_norm, e.width, e.eps, sums);
-    if (threadIdx.x < e.R / 2) { /* both at the position of the group's first token */
-        const float2 cs = rotation_of(entry * e.ratio, e.frequency[threadIdx.x]);
-        rotate_row(key, e.width, e.R, threadIdx.x, cs);
-        rotate_row(latent, e.d, e.R, threadIdx.x, cs);
-    }
-    __syncthreads();
-    pack_index(page.keys + entry % PAGE * index_bytes(e.width), key, e.width, threadIdx.x, blockDim.x);
-    pack_latent(page.latents + entry % PAGE * latent_bytes(e.d), latent, e.d);
-}
-
-/* A warp for each head of a token. */
-__global__ void index_queries_kernel(uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots, const float *rotation,
-                                     int64_t heads, int64_t width, int64_t R, float scale)
-{
-    __shared__ uint16_t row[BL_CUDA_MAX_HEAD_DIM];
-    const int64_t at = blockIdx.x, t = at / heads;
-    take_over();
-    for (int64_t i = threadIdx.x; i < width; i += WARP) row[i] = q[at * width + i];
-    __syncwarp();
-    for (int pair = threadIdx.x; pair < R / 2; pair += WARP) rotate_row(row, width, R, pair, ((const float2 *)(rotation + t * R))[pair]);
-    __syncwarp();
-    pack_index(rows + at * index_bytes(width), row, width, threadIdx.x, WARP);
-    if (threadIdx.x == 0) weights[at] = from_bf16(to_bf16(from_bf16(dots[at]) * scale));
-}
-
 } // namespace bl
 
 using namespace bl;
@@ -436,23 +333,4 @@ void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a)
 void bl_cuda_store_window(bl_cuda_stream s, const bl_cuda_tables *t, const uint8_t *kv, int64_t d, int64_t ring, int64_t layer_offset)
 {
     launch_plain(s, (unsigned)t->tokens, THREADS, 0, store_window_kernel, *t, kv, d, ring, layer_offset);
-}
-
-void bl_cuda_pool_pairs(bl_cuda_stream s, const bl_cuda_tables *t, uint16_t *pooled, const float *kv, const float *z, int64_t d,
-                        int64_t source)
-{
-    launch_early(true, s, dim3((unsigned)t->tokens), THREADS, 0, pool_pairs_kernel, *t, pooled, kv, z, d, source);
-    launch_early(true, s, dim3((unsigned)t->tokens), THREADS, 0, keep_open_kernel, *t, kv, z, d, source);
-}
-
-void bl_cuda_store_entries(bl_cuda_stream s, const bl_cuda_entries *e)
-{
-    launch_early(true, s, dim3((unsigned)e->t->tokens), THREADS, 0, store_entries_kernel, *e, *e->t);
-}
-
-void bl_cuda_index_queries(bl_cuda_stream s, uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots,
-                           const float *rotation, int64_t T, int64_t heads, int64_t width, int64_t R, float scale)
-{
-    launch_early(true, s, dim3((unsigned)(T * heads)), WARP, 0, index_queries_kernel, rows, weights, q, dots, rotation, heads, width, R,
-                 scale);
 }

@@ -36,6 +36,7 @@ enum {
     BL_CUDA_SORT_CHUNK = 1024, /* choices that a block sorts */
     BL_CUDA_HEAD_TILE = 16,   /* heads of attention that a block takes together */
     BL_CUDA_FEW = 8,          /* tokens up to which products are those of few.cu */
+    BL_CUDA_BESIDE = 3,       /* products that bl_cuda_prepare_attention takes along */
     BL_CUDA_MIX_MANY = 1024, /* tokens from which mixing reads its streams once */
     BL_CUDA_MAX_ROW = 65536   /* elements of a row sum */
 };
@@ -156,8 +157,9 @@ typedef struct bl_cuda_window {
     int64_t ring, layer_offset;
 } bl_cuda_window;
 void bl_cuda_window_rows(bl_cuda_stream s, const bl_cuda_window *w);
-/* What is between the projections down and up of up to BL_CUDA_FEW tokens, in one launch: bl_cuda_rmsnorm of rows of n; window rows; and the
- * parts of a product as bl_cuda_multiply_parts makes them (dots NULL: none). May begin early. */
+/* What is between the projections down and up of up to BL_CUDA_FEW tokens, in one launch: bl_cuda_rmsnorm of rows of n; window rows; the
+ * parts of a product as bl_cuda_multiply_parts makes them (dots NULL: none); and up to BL_CUDA_BESIDE other products, in launches of their
+ * own where not all of them are of the same x and bf16. May begin early. */
 typedef struct bl_cuda_between {
     uint16_t *y, *rounded;
     const uint16_t *x, *norm;
@@ -166,6 +168,8 @@ typedef struct bl_cuda_between {
     bl_cuda_window window;
     const bl_cuda_product *dots;
     float *parts;
+    const bl_cuda_product *with;
+    int with_count;
 } bl_cuda_between;
 void bl_cuda_prepare_attention(bl_cuda_stream s, const bl_cuda_between *b);
 typedef struct bl_cuda_attention {
@@ -204,8 +208,32 @@ void bl_cuda_store_entries(bl_cuda_stream s, const bl_cuda_entries *e);
 
 /* ---- indexer */
 /* rows [T, heads] packed index rows of the rotated q [T, heads, width]; weights [T, heads] = bf16(bf16(dots) * scale). */
-void bl_cuda_index_queries(bl_cuda_stream s, uint8_t *rows, float *weights, const uint16_t *q, const uint16_t *dots,
-                           const float *rotation, int64_t T, int64_t heads, int64_t width, int64_t R, float scale);
+typedef struct bl_cuda_index_query {
+    uint8_t *rows;
+    float *weights;
+    const uint16_t *q, *dots;
+    const float *rotation;
+    int64_t T, heads, width, R;
+    float scale;
+} bl_cuda_index_query;
+void bl_cuda_index_queries(bl_cuda_stream s, const bl_cuda_index_query *q);
+/* What is behind the projections up of up to BL_CUDA_FEW tokens, in one launch: bl_cuda_rope; queries of the indexer (NULL: none); and entries
+ * of the compressor (NULL: none), from its first products on. May begin early. Of a span with more than one token no row may be a copy. */
+typedef struct bl_cuda_compression {
+    const bl_cuda_entries *e; /* its latent: the products before the norm where entries are of one token; its key: not used */
+    const float *kv, *z;      /* [T, d] where they are of pairs, for bl_cuda_pool_pairs; else NULL */
+    const uint16_t *norm;     /* [d] */
+    bl_matrix wk;             /* [width, d], for which bl_cuda_holds_key is true */
+} bl_cuda_compression;
+bool bl_cuda_holds_key(const bl_matrix *wk);
+typedef struct bl_cuda_behind {
+    uint16_t *q; /* [T, heads, d] */
+    const float *rotation;
+    int64_t T, heads, d, R;
+    const bl_cuda_index_query *index;
+    const bl_cuda_compression *entries;
+} bl_cuda_behind;
+void bl_cuda_finish_queries(bl_cuda_stream s, const bl_cuda_behind *b);
 typedef struct bl_cuda_selection {
     const bl_cuda_tables *t;
     const uint8_t *queries;

@@ -172,6 +172,19 @@ __device__ __forceinline__ void rotate(uint16_t &x, uint16_t &y, float c, float 
     y = to_bf16(a * s + b * c);
 }
 
+/* Pair i of token t's queries q [tokens, heads, d], of heads * R / 2; rotation [tokens][R / 2][2]. */
+__device__ __forceinline__ void rotate_query(uint16_t *q, const float *rotation, int64_t heads, int64_t d, int64_t R, int64_t t, int64_t i)
+{
+    const int64_t half = R / 2;
+    if (i >= heads * half) return;
+    uint16_t *v = q + (t * heads + i / half) * d + (d - R) + 2 * (i % half);
+    const float2 cs = ((const float2 *)(rotation + t * R))[i % half];
+    uint32_t pair = *(uint32_t *)v;
+    uint16_t a = (uint16_t)pair, b = (uint16_t)(pair >> 16);
+    rotate(a, b, cs.x, cs.y);
+    *(uint32_t *)v = a | (uint32_t)b << 16;
+}
+
 /* cos and sin of position * f as runtime/rope.h defines them. */
 __device__ __forceinline__ float2 rotation_of(int64_t position, float f)
 {

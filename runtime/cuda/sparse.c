@@ -15,6 +15,71 @@ static int64_t ring_offset(const bl_cuda *c, const bl_layer *l)
     return (l->index - c->shard.layers.first) * rows * bytes;
 }
 
+/* The compressor's first products; z where entries are of pairs. Returns how many. */
+static int compressor_products(bl_cuda *c, const bl_layer *l, const uint16_t *x, int64_t T, bl_cuda_product to[2])
+{
+    if (l->ratio == 1) {
+        to[0] = bl_cuda_product_of(c, c->stream, &l->compressor.wkv, x, NULL, T, c->pooled, NULL);
+        return 1;
+    }
+    to[0] = bl_cuda_product_of(c, c->stream, &l->compressor.wkv, x, NULL, T, NULL, c->pair_kv);
+    to[1] = bl_cuda_product_of(c, c->stream, &l->compressor.wgate, x, NULL, T, NULL, c->pair_z);
+    return 2;
+}
+
+static bl_cuda_entries entries_of(const bl_cuda *c, const bl_layer *l)
+{
+    const bl_config *f = &c->config;
+    return (bl_cuda_entries){.t = &c->tables, .latent = c->pooled, .key = c->key, .k_norm = l->compressor.k_norm.codes,
+                             .frequency = c->frequency + f->qk_rope_head_dim / 2, .d = f->head_dim, .width = f->index_head_dim,
+                             .R = f->qk_rope_head_dim, .ratio = l->ratio, .source = l->kv_slot, .eps = f->rms_norm_eps};
+}
+
+static bl_cuda_index_query index_query_of(const bl_cuda *c, const bl_layer *l, int64_t T)
+{
+    const bl_config *f = &c->config;
+    const int64_t heads = f->index_n_heads, width = f->index_head_dim;
+    return (bl_cuda_index_query){.rows = c->index_rows, .weights = c->index_w, .q = c->index_q, .dots = c->index_dots,
+                                 .rotation = rotation(c, l), .T = T, .heads = heads, .width = width, .R = f->qk_rope_head_dim,
+                                 .scale = (float)(pow((double)width, -0.5) * pow((double)heads, -0.5))};
+}
+
+/* Of a few tokens, with what the compressor and the indexer want of the same inputs: in as many launches as without. */
+static void project_few(bl_cuda *c, const bl_pass *p, const bl_layer *l, const uint16_t *x, uint16_t *qr, uint16_t *q,
+                        const bl_cuda_window *window)
+{
+    const bl_config *f = &c->config;
+    const int64_t T = p->tokens;
+    const bl_cuda_product down = bl_cuda_product_of(c, c->stream, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+    const bl_cuda_product kv_down = bl_cuda_product_of(c, c->stream, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+    const bl_cuda_product dots = bl_cuda_take_parts(c, p);
+    bl_cuda_product with[BL_CUDA_BESIDE];
+    int count = c->made_entries ? compressor_products(c, l, x, T, with) : 0;
+    if (l->index_source) with[count++] = bl_cuda_product_of(c, c->stream, &l->indexer.weights_proj, x, NULL, T, c->index_dots, NULL);
+    bl_cuda_multiply_two(c->stream, &down, &kv_down);
+    const bl_cuda_between between = {.y = qr, .rounded = c->qr_rounded, .x = c->down, .norm = l->q_norm.codes, .n = f->q_lora_rank,
+                                     .eps = f->rms_norm_eps, .window = *window, .dots = dots.rows ? &dots : NULL, .parts = c->parts,
+                                     .with = with, .with_count = count};
+    bl_cuda_prepare_attention(c->stream, &between);
+    const bl_cuda_product up = bl_cuda_product_of(c, c->stream, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
+    bl_cuda_index_query index;
+    if (l->index_source) {
+        const bl_cuda_product index_up = bl_cuda_product_of(c, c->stream, &l->indexer.wq_b, qr, c->qr_rounded, T, c->index_q, NULL);
+        bl_cuda_multiply_two(c->stream, &up, &index_up);
+        index = index_query_of(c, l, T);
+    } else {
+        bl_cuda_multiply(c->stream, &up);
+    }
+    const bl_cuda_entries e = entries_of(c, l);
+    const bool pairs = l->ratio > 1;
+    const bl_cuda_compression entries = {.e = &e, .kv = pairs ? c->pair_kv : NULL, .z = pairs ? c->pair_z : NULL,
+                                         .norm = l->compressor.norm.codes, .wk = l->compressor.wk};
+    const bl_cuda_behind behind = {.q = q, .rotation = rotation(c, l), .T = T, .heads = c->shard.heads.count, .d = f->head_dim,
+                                   .R = f->qk_rope_head_dim, .index = l->index_source ? &index : NULL,
+                                   .entries = c->made_entries ? &entries : NULL};
+    bl_cuda_finish_queries(c->stream, &behind);
+}
+
 static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const uint16_t *x, uint16_t *qr, uint16_t *q, uint8_t *kv)
 {
     bl_cuda *c = cuda_of(b);
@@ -22,27 +87,23 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
     const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
     if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
     c->chosen = false;
+    c->made_queries = T <= BL_CUDA_FEW && l->index_source;
+    c->made_entries = T <= BL_CUDA_FEW && l->kv_source && bl_cuda_holds_key(&l->compressor.wk);
     c->stored = T <= bl_ring_rows(f) - f->sliding_window;
     const bl_cuda_window window = {.t = &c->tables, .kv = kv, .down = c->kv_down, .norm = l->kv_norm.codes, .rotation = rotation(c, l),
                                    .d = d, .R = R, .eps = f->rms_norm_eps, .ring = c->stored ? bl_ring_rows(f) : 0,
                                    .layer_offset = ring_offset(c, l)};
     if (T <= BL_CUDA_FEW) {
-        const bl_cuda_product down = bl_cuda_product_of(c, c->stream, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
-        const bl_cuda_product kv_down = bl_cuda_product_of(c, c->stream, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
-        const bl_cuda_product dots = bl_cuda_take_parts(c, p);
-        bl_cuda_multiply_two(c->stream, &down, &kv_down);
-        const bl_cuda_between between = {.y = qr, .rounded = c->qr_rounded, .x = c->down, .norm = l->q_norm.codes, .n = f->q_lora_rank,
-                                         .eps = f->rms_norm_eps, .window = window, .dots = dots.rows ? &dots : NULL, .parts = c->parts};
-        bl_cuda_prepare_attention(c->stream, &between);
-    } else {
-        bl_cuda_fork(c);
-        bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
-        bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
-        bl_cuda_window_rows(c->side, &window);
-        bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
-        bl_cuda_start_mixing(c, p);
-        bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
+        project_few(c, p, l, x, qr, q, &window);
+        return;
     }
+    bl_cuda_fork(c);
+    bl_cuda_linear_on(c, c->side, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
+    bl_cuda_linear(c, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
+    bl_cuda_window_rows(c->side, &window);
+    bl_cuda_mark(c); /* window rows beside the queries, until attention needs them */
+    bl_cuda_start_mixing(c, p);
+    bl_cuda_rmsnorm(c->stream, qr, c->qr_rounded, c->down, l->q_norm.codes, T, f->q_lora_rank, f->rms_norm_eps);
     bl_cuda_linear(c, &l->wq_b, qr, c->qr_rounded, T, q, NULL);
     bl_cuda_rope(c->stream, q, rotation(c, l), T, c->shard.heads.count, d, R);
 }
@@ -52,19 +113,15 @@ static void compress(bl_backend *b, const bl_pass *p, const bl_layer *l, const u
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     const int64_t T = p->tokens, d = f->head_dim;
+    bl_cuda_product first[2];
     c->chosen = true;
-    if (l->ratio == 1) {
-        bl_cuda_linear(c, &l->compressor.wkv, x, NULL, T, c->pooled, NULL);
-    } else {
-        bl_cuda_linear(c, &l->compressor.wkv, x, NULL, T, NULL, c->pair_kv);
-        bl_cuda_linear(c, &l->compressor.wgate, x, NULL, T, NULL, c->pair_z);
-        bl_cuda_pool_pairs(c->stream, &c->tables, c->pooled, c->pair_kv, c->pair_z, d, l->kv_slot);
-    }
+    if (c->made_entries) return;
+    const int count = compressor_products(c, l, x, T, first);
+    for (int i = 0; i < count; i++) bl_cuda_multiply(c->stream, &first[i]);
+    if (count > 1) bl_cuda_pool_pairs(c->stream, &c->tables, c->pooled, c->pair_kv, c->pair_z, d, l->kv_slot);
     bl_cuda_rmsnorm(c->stream, c->pooled, NULL, c->pooled, l->compressor.norm.codes, T, d, f->rms_norm_eps);
     bl_cuda_linear(c, &l->compressor.wk, c->pooled, NULL, T, c->key, NULL);
-    const bl_cuda_entries e = {.t = &c->tables, .latent = c->pooled, .key = c->key, .k_norm = l->compressor.k_norm.codes,
-                               .frequency = c->frequency + f->qk_rope_head_dim / 2, .d = d, .width = f->index_head_dim,
-                               .R = f->qk_rope_head_dim, .ratio = l->ratio, .source = l->kv_slot, .eps = f->rms_norm_eps};
+    const bl_cuda_entries e = entries_of(c, l);
     bl_cuda_store_entries(c->stream, &e);
 }
 
@@ -73,18 +130,18 @@ static void choose(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
 {
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
-    const int64_t heads = f->index_n_heads, width = f->index_head_dim;
     c->chosen = true;
-    const float scale = (float)(pow((double)width, -0.5) * pow((double)heads, -0.5));
-    bl_cuda_linear(c, &l->indexer.wq_b, qr, c->qr_rounded, p->tokens, c->index_q, NULL);
-    bl_cuda_linear(c, &l->indexer.weights_proj, x, NULL, p->tokens, c->index_dots, NULL);
-    bl_cuda_index_queries(c->stream, c->index_rows, c->index_w, c->index_q, c->index_dots, rotation(c, l), p->tokens, heads, width,
-                          f->qk_rope_head_dim, scale);
-    bl_cuda_selection a = {.t = &c->tables, .queries = c->index_rows, .weights = c->index_w, .heads = heads, .width = width,
-                           .ratio = l->ratio, .source = l->kv_slot, .topk = f->index_topk, .longest = c->longest / l->ratio,
-                           .scores = c->scores, .best = c->best, .selected = selected, .candidates = candidates,
-                           .blocks = f->candidate_topk_blocks, .size = f->candidate_block_size, .publish = l->candidates,
-                           .filtered = l->filtered};
+    if (!c->made_queries) {
+        const bl_cuda_index_query queries = index_query_of(c, l, p->tokens);
+        bl_cuda_linear(c, &l->indexer.wq_b, qr, c->qr_rounded, p->tokens, c->index_q, NULL);
+        bl_cuda_linear(c, &l->indexer.weights_proj, x, NULL, p->tokens, c->index_dots, NULL);
+        bl_cuda_index_queries(c->stream, &queries);
+    }
+    bl_cuda_selection a = {.t = &c->tables, .queries = c->index_rows, .weights = c->index_w, .heads = f->index_n_heads,
+                           .width = f->index_head_dim, .ratio = l->ratio, .source = l->kv_slot, .topk = f->index_topk,
+                           .longest = c->longest / l->ratio, .scores = c->scores, .best = c->best, .selected = selected,
+                           .candidates = candidates, .blocks = f->candidate_topk_blocks, .size = f->candidate_block_size,
+                           .publish = l->candidates, .filtered = l->filtered};
     const int64_t most = c->sizes.score_floats / a.longest; /* rows that the score buffer holds */
     for (a.first = 0; a.first < p->tokens; a.first += a.rows) {
         a.rows = p->tokens - a.first < most ? p->tokens - a.first : most;

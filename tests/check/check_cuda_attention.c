@@ -118,9 +118,31 @@ static void check_between(check *c, const bl_cuda_window *rows)
     const bl_cuda_product dots = {.w = {.kind = BL_W_F32, .rows = 24, .cols = 4 * D,
                                         .codes = gpu_copy(random_floats(c, 96 * D, 0.02f), (size_t)(96 * D) * 4)},
                                   .rows = 24, .x = gpu_copy(random_row(c, T * 4 * D, 2), (size_t)(T * 4 * D) * 2), .ldx = 4 * D, .tokens = T};
+    const int count = (int)check_below(c, BL_CUDA_BESIDE + 1);
+    const int64_t cols = 32 * (1 + check_below(c, 170));
+    const uint16_t *from = gpu_copy(random_row(c, T * cols, 2), (size_t)(T * cols) * 2);
+    bl_cuda_product with[BL_CUDA_BESIDE], alone[BL_CUDA_BESIDE];
+    for (int i = 0; i < count; i++) {
+        const int64_t out = 1 + check_below(c, 40);
+        with[i] = (bl_cuda_product){.w = {.kind = BL_W_BF16, .rows = out, .cols = cols,
+                                          .codes = gpu_copy(random_row(c, out * cols, 0.05f), (size_t)(out * cols) * 2)},
+                                    .rows = out, .x = from, .ldx = cols, .tokens = T, .ld = out};
+        alone[i] = with[i];
+        if (i == 1) with[i].y16 = gpu_buffer((size_t)(T * out) * 2), alone[i].y16 = gpu_buffer((size_t)(T * out) * 2);
+        else with[i].y32 = gpu_buffer((size_t)(T * out) * 4), alone[i].y32 = gpu_buffer((size_t)(T * out) * 4);
+    }
+    if (count && check_below(c, 4) == 0) with[count - 1].x = gpu_copy(gpu_result(c, from, (size_t)(T * cols) * 2), (size_t)(T * cols) * 2);
     const bl_cuda_between b = {.y = y[0], .rounded = y[1], .x = x, .norm = w, .n = n, .eps = 1e-6f, .window = *rows, .dots = &dots,
-                               .parts = sums[0]};
+                               .parts = sums[0], .with = with, .with_count = count};
     bl_cuda_prepare_attention(0, &b);
+    for (int i = 0; i < count; i++) {
+        const int64_t out = alone[i].rows;
+        bl_cuda_multiply(0, &alone[i]);
+        if (i == 1) check_bf16(c, "rounded products beside", gpu_result(c, with[i].y16, (size_t)(T * out) * 2),
+                               gpu_result(c, alone[i].y16, (size_t)(T * out) * 2), T, out);
+        else check_f32(c, "products beside", gpu_result(c, with[i].y32, (size_t)(T * out) * 4),
+                       gpu_result(c, alone[i].y32, (size_t)(T * out) * 4), T, out);
+    }
     bl_cuda_rmsnorm(0, y[2], y[3], x, w, T, n, 1e-6f);
     bl_cuda_multiply_parts(0, &dots, sums[1]);
     for (int i = 0; i < 2; i++)

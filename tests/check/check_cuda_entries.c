@@ -16,19 +16,24 @@ typedef struct tokens {
     int32_t span_of[MOST];
 } tokens;
 
-static tokens random_tokens(check *c)
+static tokens tokens_of(check *c, int64_t most)
 {
     tokens k = {0};
     for (int i = 0; i < SPANS; i++) {
         k.first[i] = k.count;
         k.start[i] = check_below(c, START);
-        k.length[i] = 1 + check_below(c, COUNT);
+        k.length[i] = 1 + check_below(c, most);
         for (int64_t j = 0; j < k.length[i]; j++, k.count++) {
             k.position[k.count] = k.start[i] + j;
             k.span_of[k.count] = i;
         }
     }
     return k;
+}
+
+static tokens random_tokens(check *c)
+{
+    return tokens_of(c, COUNT);
 }
 
 /* open [SPANS][SOURCES][2][d], latents and keys [SPANS][SOURCES][PAGES][PAGE] rows, all on the GPU; NULL where they are not used. */
@@ -159,7 +164,10 @@ static void check_index_queries(check *c, int64_t T, int64_t heads, int64_t widt
         bl_pack_index_c(want + i * row, q + i * (size_t)width, width);
         weights[i] = bl_bf16_to_f32(bl_f32_to_bf16(bl_bf16_to_f32(dots[i]) * scale));
     }
-    bl_cuda_index_queries(0, rows, gweights, gq, gpu_copy(dots, n * 2), gpu_copy(cs, (size_t)(T * R) * 4), T, heads, width, R, scale);
+    const bl_cuda_index_query query = {.rows = rows, .weights = gweights, .q = gq, .dots = gpu_copy(dots, n * 2),
+                                       .rotation = gpu_copy(cs, (size_t)(T * R) * 4), .T = T, .heads = heads, .width = width, .R = R,
+                                       .scale = scale};
+    bl_cuda_index_queries(0, &query);
     check_u8(c, "rows", gpu_result(c, rows, n * row), want, (int64_t)n, (int64_t)row);
     check_f32(c, "weights", gpu_result(c, gweights, n * 4), weights, T, heads);
     gpu_case_end();
@@ -231,6 +239,69 @@ static void check_entries(check *c, int64_t d, int64_t width, int64_t R, int64_t
     gpu_case_end();
 }
 
+/* ---- a few tokens in one launch, against launches of their own, which are checked above */
+
+/* What the two ways write. */
+typedef struct written {
+    uint16_t *q;
+    uint8_t *rows, *latents, *keys;
+    float *weights, *open;
+} written;
+
+static void check_behind(check *c, int64_t d, int64_t width, int64_t R, int64_t ratio, bool with_index, bool with_entries)
+{
+    enum { ROWS = SPANS * SOURCES * PAGES * PAGE };
+    const tokens k = tokens_of(c, 2);
+    const int64_t T = k.count, heads = 1 + check_below(c, 20), index_heads = 1 + check_below(c, BL_CUDA_MAX_HEADS);
+    check_case(c, "behind tokens=%lld heads=%lld width=%lld rotated=%lld ratio=%lld key=%lld index=%d entries=%d", (long long)T,
+               (long long)heads, (long long)d, (long long)R, (long long)ratio, (long long)width, with_index, with_entries);
+    const size_t queries = (size_t)(T * heads * d) * 2, asked = (size_t)(T * index_heads), row = bl_index_row_bytes(width);
+    const size_t wide = ROWS * bl_latent_row_bytes(d), narrow = ROWS * row, kept = (size_t)(SPANS * SOURCES * 2 * d) * 4;
+    const uint16_t *q = random_row(c, T * heads * d, 2), *latent = random_row(c, T * d, 2);
+    const float *open = random_floats(c, SPANS * SOURCES * 2 * d, 2), *f = random_frequencies(c, R / 2);
+    const float *turns = gpu_copy(random_floats(c, T * R, 1), (size_t)(T * R) * 4);
+    const float *kv = gpu_copy(random_floats(c, T * d, 2), (size_t)(T * d) * 4), *z = gpu_copy(random_floats(c, T * d, 3), (size_t)(T * d) * 4);
+    const uint16_t *norm = gpu_copy(random_row(c, d, 1), (size_t)d * 2), *k_norm = gpu_copy(random_row(c, width, 1), (size_t)width * 2);
+    const bl_matrix wk = {.kind = BL_W_BF16, .rows = width, .cols = d,
+                          .codes = gpu_copy(random_row(c, width * d, 0.05f), (size_t)(width * d) * 2)};
+    const uint16_t *index_q = gpu_copy(random_row(c, T * index_heads * width, 2), asked * (size_t)width * 2);
+    const uint16_t *dots = gpu_copy(random_row(c, T * index_heads, 3), asked * 2);
+    const float *frequency = gpu_copy(f, (size_t)(R / 2) * 4);
+    written out[2];
+    for (int i = 0; i < 2; i++) {
+        out[i] = (written){.q = gpu_copy(q, queries), .rows = gpu_buffer(asked * row), .latents = gpu_buffer(wide),
+                           .keys = gpu_buffer(narrow), .weights = gpu_buffer(asked * 4), .open = gpu_copy(open, kept)};
+        uint16_t *pooled = gpu_copy(latent, (size_t)(T * d) * 2), *key = gpu_buffer((size_t)(T * width) * 2);
+        const bl_cuda_tables t = tables_of(&k, out[i].open, out[i].latents, out[i].keys, d, width);
+        const bl_cuda_index_query index = {.rows = out[i].rows, .weights = out[i].weights, .q = index_q, .dots = dots, .rotation = turns,
+                                           .T = T, .heads = index_heads, .width = width, .R = R, .scale = 0.0137f};
+        const bl_cuda_entries e = {.t = &t, .latent = pooled, .key = key, .k_norm = k_norm, .frequency = frequency, .d = d, .width = width,
+                                   .R = R, .ratio = ratio, .source = SOURCE, .eps = 1e-6f};
+        const bl_cuda_compression entries = {.e = &e, .kv = ratio > 1 ? kv : NULL, .z = ratio > 1 ? z : NULL, .norm = norm, .wk = wk};
+        const bl_cuda_behind b = {.q = out[i].q, .rotation = turns, .T = T, .heads = heads, .d = d, .R = R,
+                                  .index = with_index ? &index : NULL, .entries = with_entries ? &entries : NULL};
+        if (i == 0) {
+            bl_cuda_finish_queries(0, &b);
+            continue;
+        }
+        bl_cuda_rope(0, out[i].q, turns, T, heads, d, R);
+        if (with_index) bl_cuda_index_queries(0, &index);
+        if (!with_entries) continue;
+        if (ratio > 1) bl_cuda_pool_pairs(0, &t, pooled, kv, z, d, SOURCE);
+        bl_cuda_rmsnorm(0, pooled, NULL, pooled, norm, T, d, 1e-6f);
+        const bl_cuda_product product = {.w = wk, .rows = width, .x = pooled, .ldx = d, .tokens = T, .y16 = key, .ld = width};
+        bl_cuda_multiply(0, &product);
+        bl_cuda_store_entries(0, &e);
+    }
+    check_bf16(c, "rotated", gpu_result(c, out[0].q, queries), gpu_result(c, out[1].q, queries), T * heads, d);
+    check_u8(c, "rows", gpu_result(c, out[0].rows, asked * row), gpu_result(c, out[1].rows, asked * row), T * index_heads, (int64_t)row);
+    check_f32(c, "weights", gpu_result(c, out[0].weights, asked * 4), gpu_result(c, out[1].weights, asked * 4), T, index_heads);
+    check_u8(c, "latents", gpu_result(c, out[0].latents, wide), gpu_result(c, out[1].latents, wide), ROWS, (int64_t)(wide / ROWS));
+    check_u8(c, "keys", gpu_result(c, out[0].keys, narrow), gpu_result(c, out[1].keys, narrow), ROWS, (int64_t)row);
+    check_f32(c, "open", gpu_result(c, out[0].open, kept), gpu_result(c, out[1].open, kept), SPANS * SOURCES * 2, d);
+    gpu_case_end();
+}
+
 void check_cuda_entries(check *c)
 {
     for (int i = 0; i < 6; i++) {
@@ -242,8 +313,12 @@ void check_cuda_entries(check *c)
         check_index_queries(c, T, 1 + check_below(c, BL_CUDA_MAX_HEADS), width, R);
         check_pairs(c, d);
         check_entries(c, d, width, R, 1 + i % 2);
+        check_behind(c, d, width, R, 1 + i % 2, i % 3 != 0, i != 3);
     }
     check_embed(c, 3, 5120);
     check_index_queries(c, 9, 32, 128, 64);
-    for (int ratio = 1; ratio <= 2; ratio++) check_entries(c, 512, 128, 64, ratio);
+    for (int ratio = 1; ratio <= 2; ratio++) {
+        check_entries(c, 512, 128, 64, ratio);
+        check_behind(c, 512, 128, 64, ratio, true, true);
+    }
 }
