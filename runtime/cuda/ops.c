@@ -81,7 +81,6 @@ void bl_cuda_start_mixing(bl_cuda *c, const bl_pass *p)
 {
     if (!c->later.mix) return;
     bl_cuda_mixing a = bl_cuda_mixing_of(c, p);
-    a.parts = NULL; /* sm90/mixing.cu has not yet run on a GPU at the sizes of passes */
     if (bl_cuda_mix_many(c->side, &a)) {
         c->later.mix = false;
         return;
