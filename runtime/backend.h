@@ -58,9 +58,18 @@ typedef struct bl_load {
     uint64_t offset, bytes;
     void *to;                /* device, or host where host says so; NULL: they are only checked */
     bool host;
+    bool there;              /* to has them already: they are only checked, where they are */
     const bl_digest *chunks; /* of each BL_CHUNK_BYTES, the last one partial; NULL: they are not checked */
     const char *name;        /* of the tensor */
 } bl_load;
+
+/* Room for an Engram table. */
+typedef struct bl_table_room {
+    void *to;            /* for load: device memory, or the host's */
+    const void *address; /* for the backend's kernels */
+    bool host;
+    bool filled; /* the table is there already (shared with another process) */
+} bl_table_room;
 
 /* What the newest pass asked of the device. */
 typedef struct bl_launches {
@@ -88,8 +97,8 @@ struct bl_backend {
     /* Backends with memory of their own have these two; the others use mapped files. place: room for a weight, owned by the backend.
      * load: fill such room from files, several readers at once; what has digests is held against them (BL_E_INPUT names the tensor). */
     void *(*place)(bl_backend *b, uint64_t bytes);
-    /* Where Engram tables are kept by the backend: room for one, *to for load (host memory where *host), *address for its kernels. */
-    bl_status (*place_table)(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
+    /* Where Engram tables are kept by the backend: room for one. NULL: they are mapped. */
+    bl_status (*place_table)(bl_backend *b, uint64_t bytes, bl_table_room *room, bl_error *err);
     bl_status (*load)(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
     /* A routed expert's weight is loaded: it is put into the order that the backend's kernels take, in place. NULL: they take it as stored. */
     bl_status (*arrange)(bl_backend *b, const bl_matrix *w, bl_error *err);
@@ -173,6 +182,7 @@ typedef struct bl_cuda_options {
     int64_t max_tokens; /* of a pass: bounds its scratch */
     bl_pool *pool;      /* borrowed; copies weights and Engram rows */
     const struct bl_memory_plan *plan; /* memory_plan.h; zeros where none was made: then everything grows on demand */
+    struct bl_shared *shared; /* borrowed; shared_tables.h, where the plan's Engram tables are shared: filled, or to be filled by load */
 } bl_cuda_options;
 
 /* BL_E_USAGE: no usable GPU, or a build without CUDA; BL_E_NOMEM names what did not fit. Weights must not be imported while a pass

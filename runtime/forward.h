@@ -30,6 +30,7 @@ typedef enum bl_engram_place {
     BL_ENGRAM_AUTO = 0, /* chosen by the memory plan, which says why */
     BL_ENGRAM_DEVICE,   /* in the GPU's memory */
     BL_ENGRAM_HOST,     /* in pinned memory of the host, in huge pages: the GPU reads rows over its bus */
+    BL_ENGRAM_SHARED,   /* likewise, in one piece of memory that all processes with these tables share (shared_tables.h) */
     BL_ENGRAM_MAPPED    /* in mapped files: the host gathers a pass's rows and sends them */
 } bl_engram_place;
 
@@ -65,6 +66,8 @@ const bl_error *bl_model_fault(const bl_model *m);
 const struct bl_memory_plan *bl_model_memory(const bl_model *m);
 /* Bytes of Engram tables in pinned memory of the host that lie in huge pages; false: not known, or there are none there. */
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes);
+/* What the memory is called that its Engram tables share with other processes, and whether one of those had filled it; NULL: they share none. */
+const char *bl_model_shared_tables(const bl_model *m, bool *filled);
 /* What is wrong with the GPU that there is, for which AUTO took the CPU; NULL: there is none, or it is used, or nobody asked. */
 const bl_error *bl_model_no_gpu(const bl_model *m);
 /* "cpu", "cuda" */

@@ -153,7 +153,8 @@ static bl_engram_place choose_place(bl_memory_plan *p, const bl_memory_request *
 static void plan_tables(bl_memory_plan *p, const bl_memory_request *r, const bl_config *c, const bl_shard *shard, const bl_weights *w)
 {
     static const bl_memory_place places[] = {
-        [BL_ENGRAM_DEVICE] = BL_MEMORY_DEVICE, [BL_ENGRAM_HOST] = BL_MEMORY_PINNED, [BL_ENGRAM_MAPPED] = BL_MEMORY_MAPPED};
+        [BL_ENGRAM_DEVICE] = BL_MEMORY_DEVICE, [BL_ENGRAM_HOST] = BL_MEMORY_PINNED,
+        [BL_ENGRAM_SHARED] = BL_MEMORY_SHARED, [BL_ENGRAM_MAPPED] = BL_MEMORY_MAPPED};
     p->engram_bytes = table_bytes(w);
     if (!p->engram_bytes) return;
     if (p->device != BL_DEVICE_CUDA) p->engram = BL_ENGRAM_MAPPED;
@@ -163,17 +164,22 @@ static void plan_tables(bl_memory_plan *p, const bl_memory_request *r, const bl_
         p->engram = r->engram;
         snprintf(p->engram_why, sizeof p->engram_why, "as asked for");
     }
-    add(p, places[p->engram], "Engram tables", p->engram_bytes);
+    add(p, places[p->engram], "Engram tables", p->engram_bytes + (p->engram == BL_ENGRAM_SHARED ? BL_SHARED_HEAD : 0));
+    if (p->engram == BL_ENGRAM_SHARED) p->shared = r->shared;
 }
 
 static bl_status check_fit(const bl_memory_plan *p, bl_error *err)
 {
-    const uint64_t need = p->total[BL_MEMORY_DEVICE] + p->reserve, pinned = p->total[BL_MEMORY_PINNED];
-    if (bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p)) return BL_OK;
+    const uint64_t need = p->total[BL_MEMORY_DEVICE] + p->reserve, host = p->engram == BL_ENGRAM_HOST ? p->engram_bytes : p->total[BL_MEMORY_SHARED];
+    if (bl_memory_plan_fits(p)) return BL_OK;
+    if (bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p))
+        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1,
+                       "the model does not fit: Engram tables take %.2f GiB of shared memory, of which %.2f are there already and %.2f free in "
+                       BL_SHARED_FOLDER, gib(host), gib(p->shared.there), gib(p->shared.free));
     if (bl_memory_plan_device_fits(p))
         return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1,
                        "the model does not fit: it takes %.2f GiB of pinned memory of the host (Engram tables %.2f), %.2f are available",
-                       gib(pinned), gib(p->engram == BL_ENGRAM_HOST ? p->engram_bytes : 0), gib(p->host_memory));
+                       gib(bl_memory_plan_host_needs(p)), gib(host), gib(p->host_memory));
     return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1,
                    "the model does not fit: it takes %.2f GiB of device memory (weights %.2f, cache of %lld tokens %.2f, everything else "
                    "%.2f), %.2f are free",

@@ -5,11 +5,13 @@
 
 #include "runtime/forward.h"
 #include "runtime/shard.h"
+#include "runtime/shared_tables.h"
 #include "runtime/weights.h"
 
 typedef enum bl_memory_place {
     BL_MEMORY_DEVICE = 0, /* memory of the GPU */
     BL_MEMORY_PINNED,     /* memory of the host that the GPU reads */
+    BL_MEMORY_SHARED,     /* likewise, once for all processes that use it */
     BL_MEMORY_HOST,
     BL_MEMORY_MAPPED, /* files: the page cache has as much of them as it likes */
     BL_MEMORY_PLACES
@@ -43,6 +45,7 @@ typedef struct bl_memory_plan {
 
     bl_engram_place engram; /* chosen; AUTO: there are no tables */
     uint64_t engram_bytes;
+    bl_shared_room shared; /* where they are shared: for them */
     char engram_why[160];
 } bl_memory_plan;
 
@@ -54,19 +57,34 @@ typedef struct bl_memory_request {
     uint64_t memory;        /* as above */
     uint64_t host_memory;   /* what the host has available; 0 = not known */
     bl_engram_place engram;
+    bl_shared_room shared; /* for tables that are to be shared */
     uint64_t scratch_bytes; /* of the CPU backend; not used for a GPU */
 } bl_memory_request;
 
-/* Does it fit in what is known of the device's memory; what is pinned in the host's? */
+/* Does it fit in what is known of the device's memory; what is pinned, without what is there already, in the host's; what is shared in what
+ * the host lets be shared? */
 static inline bool bl_memory_plan_device_fits(const bl_memory_plan *p)
 {
     return !p->memory || p->total[BL_MEMORY_DEVICE] + p->reserve <= p->memory;
 }
+static inline uint64_t bl_memory_plan_host_needs(const bl_memory_plan *p)
+{
+    const uint64_t shared = p->total[BL_MEMORY_SHARED], there = p->shared.there;
+    return p->total[BL_MEMORY_PINNED] + (shared > there ? shared - there : 0);
+}
+static inline bool bl_memory_plan_shared_fits(const bl_memory_plan *p)
+{
+    return !p->shared.free || p->total[BL_MEMORY_SHARED] <= p->shared.there + p->shared.free;
+}
 static inline bool bl_memory_plan_host_fits(const bl_memory_plan *p)
 {
-    return !p->host_memory || p->total[BL_MEMORY_PINNED] <= p->host_memory;
+    return !p->host_memory || bl_memory_plan_host_needs(p) <= p->host_memory;
 }
-/* Pure. BL_E_NOMEM, with the numbers: memory of the device, or of the host for what is pinned, is known and too small. *out is filled in
+static inline bool bl_memory_plan_fits(const bl_memory_plan *p)
+{
+    return bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p) && bl_memory_plan_shared_fits(p);
+}
+/* Pure. BL_E_NOMEM, with the numbers: memory of the device, or of the host for what is pinned or shared, is known and too small. *out is filled in
  * even then. */
 bl_status bl_memory_plan_make(bl_memory_plan *out, const bl_memory_request *r, const bl_config *c, const bl_shard *shard,
                               const bl_weights *w, bl_error *err);

@@ -126,7 +126,7 @@ int64_t bl_pass_tokens(const bl_config *c, bl_device device)
 static bl_status create_backend(bl_model *m, const bl_model_options *o, bl_error *err)
 {
     const bl_cpu_options cpu = cpu_options(m, o);
-    const bl_cuda_options cuda = {.max_tokens = m->pass_tokens, .pool = m->pool, .plan = &m->plan};
+    const bl_cuda_options cuda = {.max_tokens = m->pass_tokens, .pool = m->pool, .plan = &m->plan, .shared = m->shared};
     if (chosen_device(o) == BL_DEVICE_CUDA) return bl_backend_cuda(&m->backend, &m->config, &m->shard, &cuda, err);
     return bl_backend_cpu(&m->backend, &m->config, &m->shard, &cpu, err);
 }
@@ -255,6 +255,10 @@ static bl_status make_plan(bl_model *m, const bl_model_options *o, uint64_t memo
     bl_memory_request r = {.device = chosen_device(o), .max_tokens = bl_pass_tokens(&m->config, chosen_device(o)),
                            .cache = o->cache, .memory = memory, .host_memory = available_memory(), .engram = o->engram};
     BL_TRY(bl_pool_create(&m->pool, o->threads, err));
+    if (r.device == BL_DEVICE_CUDA && r.engram == BL_ENGRAM_SHARED) { /* after host_memory: another process may be filling it */
+        BL_TRY(bl_weights_tables_key(&m->shared_key, &m->weights, m->checkpoint, err));
+        r.shared = bl_shared_look(&m->shared_key);
+    }
     const bl_cpu_options cpu = cpu_options(m, o);
     if (r.device == BL_DEVICE_CPU) BL_TRY(bl_cpu_scratch_bytes(&r.scratch_bytes, &m->config, &m->shard, &cpu, err));
     return bl_memory_plan_make(&m->plan, &r, &m->config, &m->shard, &m->weights, err);
@@ -283,8 +287,10 @@ static bl_status open_model(bl_model *m, const char *path, const bl_model_option
     BL_TRY(bl_model_describe(m, path, o, memory, err));
     BL_TRY(open_tokenizer(m, path, o, err));
     if (o->check == BL_CHECK_FULL) BL_TRY(prove(m, path, o, err));
+    if (m->plan.engram == BL_ENGRAM_SHARED) BL_TRY(bl_shared_open(&m->shared, &m->shared_key, m->pool, err));
     BL_TRY(bl_model_prepare(m, o, err));
     BL_TRY(bl_weights_load(&m->weights, m->checkpoint, o->access, o->check == BL_CHECK_FULL, m->backend, err));
+    if (m->shared) bl_shared_ready(m->shared);
     return check_plan(m, err);
 }
 
@@ -326,6 +332,7 @@ void bl_model_close(bl_model **model)
     release_host(&m->scratch);
     bl_page_pool_destroy(&m->pages);
     if (m->backend) m->backend->destroy(m->backend);
+    bl_shared_close(&m->shared);
     if (m->comm) m->comm->destroy(m->comm);
     bl_pool_destroy(&m->pool);
     bl_weights_destroy(&m->weights);
@@ -354,6 +361,13 @@ const bl_error *bl_model_no_gpu(const bl_model *m)
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes)
 {
     return m->backend->huge_pages && m->backend->huge_pages(m->backend, bytes);
+}
+
+const char *bl_model_shared_tables(const bl_model *m, bool *filled)
+{
+    if (!m->shared) return NULL;
+    *filled = bl_shared_filled(m->shared);
+    return bl_shared_path(m->shared);
 }
 
 const char *bl_model_device(const bl_model *m)

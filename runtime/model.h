@@ -7,6 +7,7 @@
 #include "runtime/comm.h"
 #include "runtime/forward.h"
 #include "runtime/memory_plan.h"
+#include "runtime/shared_tables.h"
 #include "runtime/weights.h"
 
 /* Tokens of one pass at most: enough that reading an expert's weights is shared by several tokens, few enough that scratch stays
@@ -41,6 +42,8 @@ struct bl_model {
     int64_t pass_tokens; /* of one pass at most */
     bl_scratch scratch;
     bl_memory_plan plan; /* zeros: none was made */
+    bl_shared_key shared_key; /* of its Engram tables, where the plan is to share them */
+    bl_shared *shared;
     bl_error no_gpu; /* why AUTO is the CPU where there is a GPU */
 };
 

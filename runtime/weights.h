@@ -6,6 +6,7 @@
 #include "formats/checkpoint.h"
 #include "kernels/linear.h"
 #include "runtime/shard.h"
+#include "runtime/shared_tables.h"
 
 /* Coefficients of the residual streams around one sublayer: fn F32 [24, 4 * hidden], base F32 [24], scale F32 [3]. */
 typedef struct bl_mixing {
@@ -96,6 +97,9 @@ bl_status bl_weights_describe(bl_weights *out, const bl_config *c, const bl_shar
  * a packed model has. */
 struct bl_backend;
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bool check, struct bl_backend *b, bl_error *err);
+/* What processes that share these Engram tables know them by: the files they come from (device, number, size, time of the last change) and
+ * their places there; bytes: in whole lines each. Other copies of a file are other tables. */
+bl_status bl_weights_tables_key(bl_shared_key *out, const bl_weights *w, const bl_checkpoint *c, bl_error *err);
 /* Columns of a matrix as kernels take it: a multiple of 32. */
 static inline int64_t bl_weights_padded(const bl_matrix *m)
 {

@@ -2,10 +2,13 @@
 #include "runtime/backend.h"
 
 #include "kernels/cast.h"
+#include "verify/digest.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Tensors of a file that are closer than this share a region. Between the small Engram tensors lie whole tables. */
@@ -99,10 +102,12 @@ static const bl_digest *chunks_of(const loader *l, const bl_tensor *t)
     return recorded ? recorded->chunks : NULL;
 }
 
-static void add_load(loader *l, const bl_tensor *t, void *to, bool host)
+static bl_load *add_load(loader *l, const bl_tensor *t, void *to)
 {
-    l->loads[l->load_count++] = (bl_load){.file = l->c->files[t->file].file, .offset = t->offset, .bytes = t->nbytes, .to = to,
-                                          .host = host, .chunks = l->check ? chunks_of(l, t) : NULL, .name = t->name};
+    bl_load *load = &l->loads[l->load_count++];
+    *load = (bl_load){.file = l->c->files[t->file].file, .offset = t->offset, .bytes = t->nbytes, .to = to,
+                      .chunks = l->check ? chunks_of(l, t) : NULL, .name = t->name};
+    return load;
 }
 
 /* Room on the device now, the bytes with all others later. */
@@ -112,19 +117,19 @@ static bl_status plan_load(loader *l, const bl_handle *h)
     void *to = l->b->place(l->b, t->nbytes);
     if (!to)
         return bl_fail(l->err, BL_E_NOMEM, l->c->path, t->name, -1, "out of device memory for %llu bytes", (unsigned long long)t->nbytes);
-    add_load(l, t, to, false);
+    add_load(l, t, to);
     set_views(h, to);
     return BL_OK;
 }
 
 static bl_status plan_table(loader *l, const bl_handle *h)
 {
-    void *to;
-    const void *address;
-    bool host;
-    BL_TRY(l->b->place_table(l->b, h->tensor->nbytes, &to, &address, &host, l->err));
-    add_load(l, h->tensor, to, host);
-    set_views(h, address);
+    bl_table_room room;
+    BL_TRY(l->b->place_table(l->b, h->tensor->nbytes, &room, l->err));
+    bl_load *load = add_load(l, h->tensor, room.to);
+    load->host = room.host;
+    load->there = room.filled;
+    set_views(h, room.address);
     return BL_OK;
 }
 
@@ -134,7 +139,7 @@ static bl_status load_handle(loader *l, const bl_handle *h)
     const size_t align = h->scale ? 1 : alignment(h->view->kind);
     if (!h->host && l->b->load) return plan_load(l, h);
     if (h->host && l->b->place_table) return plan_table(l, h);
-    if (h->host && l->b->load && l->check && chunks_of(l, h->tensor)) add_load(l, h->tensor, NULL, false);
+    if (h->host && l->b->load && l->check && chunks_of(l, h->tensor)) add_load(l, h->tensor, NULL);
     if (h->host) expect_random_reads(h);
     else BL_TRY(l->b->import(l->b, &address, h->stored, h->tensor->nbytes, align, l->err));
     set_views(h, address);
@@ -223,7 +228,7 @@ static bl_status prove_unused(loader *l)
     if (!used) return out_of_memory(l);
     for (size_t i = 0; i < l->w->handle_count; i++) used[l->w->handles[i].tensor - l->c->tensors] = true;
     for (size_t i = 0; i < l->c->tensor_count; i++)
-        if (!used[i] && chunks_of(l, &l->c->tensors[i])) add_load(l, &l->c->tensors[i], NULL, false);
+        if (!used[i] && chunks_of(l, &l->c->tensors[i])) add_load(l, &l->c->tensors[i], NULL);
     qsort(l->loads + before, l->load_count - before, sizeof *l->loads, by_offset);
     free(used);
     return BL_OK;
@@ -264,6 +269,30 @@ bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access acces
     const bl_status s = load_all(&l, access);
     free(l.loads);
     return s;
+}
+
+bl_status bl_weights_tables_key(bl_shared_key *out, const bl_weights *w, const bl_checkpoint *c, bl_error *err)
+{
+    bl_hasher *hash;
+    *out = (bl_shared_key){0};
+    BL_TRY(bl_hasher_create(&hash, err));
+    for (size_t i = 0; i < w->handle_count; i++) {
+        const bl_tensor *t = w->handles[i].tensor;
+        struct stat st;
+        if (!w->handles[i].host) continue;
+        const bl_file *f = c->files[t->file].file;
+        if (fstat(bl_file_fd(f), &st) != 0) {
+            bl_hasher_destroy(&hash);
+            return bl_fail_errno(err, errno, 1, bl_file_path(f), "looking at a file");
+        }
+        const uint64_t about[] = {(uint64_t)t->file, st.st_dev, st.st_ino, (uint64_t)st.st_size, (uint64_t)st.st_mtim.tv_sec,
+                                  (uint64_t)st.st_mtim.tv_nsec, bl_file_base(f) + t->offset, t->nbytes};
+        bl_hasher_update(hash, about, sizeof about);
+        out->bytes += bl_line(t->nbytes);
+    }
+    out->contents = bl_hasher_final(hash);
+    bl_hasher_destroy(&hash);
+    return BL_OK;
 }
 
 void bl_weights_destroy(bl_weights *w)

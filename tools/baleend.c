@@ -4,6 +4,7 @@
 #include "kernels/cpu.h"
 #include "runtime/scheduler.h"
 #include "runtime/server.h"
+#include "runtime/shared_tables.h"
 #include "tools/cli.h"
 #include "tools/memory_plan.h"
 
@@ -47,6 +48,7 @@ static void *wait_for_signal(void *arg)
     sigwait(arg, &sig);
     if (!atomic_load(&ready)) {
         fprintf(stderr, "baleend: stopped while loading\n");
+        bl_shared_leave_all();
         _exit(0);
     }
     return NULL;
@@ -68,10 +70,21 @@ static double seconds_now(void)
 static void say_tables(const bl_model *m, const bl_memory_plan *plan)
 {
     uint64_t huge;
+    bool filled;
+    const char *shared = bl_model_shared_tables(m, &filled);
     printf("baleend: Engram tables: %s: %s", cli_engram_places[plan->engram], plan->engram_why);
+    if (shared)
+        printf("; in %s, %s", shared, filled ? "which was filled" : "filled");
     if (bl_model_huge_pages(m, &huge))
         printf("; %.0f of %.0f MiB in huge pages", (double)huge / (1 << 20), (double)plan->engram_bytes / (1 << 20));
     printf("\n");
+}
+
+/* Arguments: where to. */
+static void say_left(void *arg, const char *path, uint64_t bytes)
+{
+    fprintf(arg, "baleend: %s: %.2f GiB of Engram tables are left by a process that has ended (rm %s)\n", path,
+            (double)bytes / (1 << 30), path);
 }
 
 static void say_ready(const settings *o, const bl_model *m, const bl_server *server, double seconds)
@@ -92,6 +105,8 @@ static void say_ready(const settings *o, const bl_model *m, const bl_server *ser
     const bl_memory_plan *plan = bl_model_memory(m);
     if (plan && plan->device == BL_DEVICE_CUDA && plan->engram)
         say_tables(m, plan);
+    if (plan && plan->device == BL_DEVICE_CUDA)
+        bl_shared_each_left(say_left, stdout);
     fflush(stdout);
 }
 
@@ -120,7 +135,10 @@ static int serve(const settings *o, sigset_t *signals)
     if (s != BL_OK) {
         bl_server_stop(&server);
         bl_model_close(&model);
-        return cli_report("baleend", s, &err);
+        const int rc = cli_report("baleend", s, &err);
+        if (s == BL_E_NOMEM)
+            bl_shared_each_left(say_left, stderr);
+        return rc;
     }
     say_ready(o, model, server, seconds_now() - begin);
     atomic_store(&ready, true);
@@ -200,7 +218,7 @@ static int read_settings(int argc, char **argv, settings *o)
         {"cache-tokens", CLI_INT(1, MAX_TOKENS), &o->model.cache.tokens, "N",
          "on a GPU: room for tokens of all sequences (default: what fits)"},
         {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE",
-         "on a GPU: Engram tables on the device, on the host or mapped (default auto)"},
+         "on a GPU: Engram tables on the device, on the host, there shared by processes, or mapped (default auto)"},
         {"plan", CLI_FLAG, &o->plan, NULL, "print what the model takes of which memory, and end: 1 when it does not fit"},
         {"memory", CLI_SIZE(1, CLI_SIZE_MOST), &o->memory, "SIZE",
          "with --plan: for a GPU with so much free (default: what there is here)"},

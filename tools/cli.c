@@ -66,7 +66,8 @@ const char *const cli_devices[] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "
 const char *const cli_accesses[] = {[BL_ACCESS_AUTO] = "auto", [BL_ACCESS_MMAP] = "mmap", [BL_ACCESS_PREAD] = "pread", NULL};
 const char *const cli_checks[] = {[BL_CHECK_NONE] = "none", [BL_CHECK_FAST] = "fast", [BL_CHECK_FULL] = "full", NULL};
 const char *const cli_engram_places[] = {
-    [BL_ENGRAM_AUTO] = "auto", [BL_ENGRAM_DEVICE] = "device", [BL_ENGRAM_HOST] = "host", [BL_ENGRAM_MAPPED] = "mapped", NULL};
+    [BL_ENGRAM_AUTO] = "auto", [BL_ENGRAM_DEVICE] = "device", [BL_ENGRAM_HOST] = "host",
+    [BL_ENGRAM_SHARED] = "shared", [BL_ENGRAM_MAPPED] = "mapped", NULL};
 
 const char *cli_default_model(void)
 {

@@ -191,7 +191,7 @@ int cmd_generate(int argc, char **argv)
 {
     generate g = {.max_tokens = 256, .effort = CLI_UNSET};
     const char *args[1] = {cli_default_model()};
-    int device = BL_DEVICE_AUTO;
+    int device = BL_DEVICE_AUTO, engram = BL_ENGRAM_AUTO;
     int64_t threads = 0, top_k = 0, seed = 0;
     double temperature = 0, top_p = 1, min_p = 0;
     bl_model_options o = {.cpu = bl_cpu_detect(), .check = BL_CHECK_FAST, .need_tokenizer = true};
@@ -210,6 +210,8 @@ int cmd_generate(int argc, char **argv)
         {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "worker threads (default: all CPUs)"},
         {"cpu", CLI_CPU, &o.cpu, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
         {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default auto)"},
+        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE",
+         "on a GPU: Engram tables on the device, on the host, there shared by processes, or mapped (default auto)"},
         {"json", CLI_FLAG, &g.json, NULL, "print one JSON document instead of the text"},
         CLI_END,
     };
@@ -224,10 +226,12 @@ int cmd_generate(int argc, char **argv)
     int count, done = cli_parse(&c, argc, argv, args, &count);
     if (done >= 0) return done;
     if (!g.prompt) return cli_usage_error(&c, "--prompt is missing");
+    if (device == BL_DEVICE_CPU && engram != BL_ENGRAM_AUTO) return cli_usage_error(&c, "--engram is for a GPU, not for --device cpu");
     if (g.thinking && !g.chat) return cli_usage_error(&c, "--thinking needs --chat");
     if (g.effort != CLI_UNSET && !g.thinking) return cli_usage_error(&c, "--effort needs --thinking");
     o.threads = (int)threads;
     o.device = (bl_device)device;
+    o.engram = (bl_engram_place)engram;
     g.sampling = (bl_sampling){(float)temperature, (int)top_k, (float)top_p, (float)min_p, (uint64_t)seed};
     cli_catch_signals();
     bl_error err = {0};

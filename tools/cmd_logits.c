@@ -94,7 +94,7 @@ static int run(const cli_command *c, logits_job *j, logits_sequence *sequences, 
 int cmd_logits(int argc, char **argv)
 {
     cli_list lists = {0}, files = {0};
-    int device = BL_DEVICE_CPU;
+    int device = BL_DEVICE_CPU, engram = BL_ENGRAM_AUTO;
     const char *args[1] = {cli_default_model()};
     int64_t threads = 0;
     bool json = false;
@@ -109,6 +109,8 @@ int cmd_logits(int argc, char **argv)
         {"threads", CLI_INT(1, BL_POOL_MAX_THREADS), &threads, "N", "worker threads (default: all CPUs)"},
         {"cpu", CLI_CPU, &j.options.cpu, "LEVEL", "highest instruction set used: c, avx2, ... (default native)"},
         {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},
+        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE",
+         "on a GPU: Engram tables on the device, on the host, there shared by processes, or mapped (default auto)"},
         {"json", CLI_FLAG, &json, NULL, "print a receipt"},
         CLI_END,
     };
@@ -124,9 +126,11 @@ int cmd_logits(int argc, char **argv)
     int count, done = cli_parse(&c, argc, argv, args, &count);
     if (done >= 0) return done;
     if (!j.out) return cli_usage_error(&c, "--out is missing");
+    if (device == BL_DEVICE_CPU && engram != BL_ENGRAM_AUTO) return cli_usage_error(&c, "--engram is for a GPU, not for --device cpu");
     j.model = args[0];
     j.options.threads = (int)threads;
     j.options.device = (bl_device)device;
+    j.options.engram = (bl_engram_place)engram;
     j.cancelled = cli_interrupted;
     logits_sequence sequences[MAX_SEQUENCES] = {0};
     const int status = run(&c, &j, sequences, &lists, &files, json);

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-static const char *const places[BL_MEMORY_PLACES] = {"device", "pinned", "host", "mapped"};
+static const char *const places[BL_MEMORY_PLACES] = {"device", "pinned", "shared", "host", "mapped"};
 
 static double gib(uint64_t bytes)
 {
@@ -27,8 +27,11 @@ void plan_print(const bl_memory_plan *p, const char *model)
         printf("cache: grows on demand\n");
     if (p->device == BL_DEVICE_CUDA && p->engram) printf("Engram tables: %s: %s\n", cli_engram_places[p->engram], p->engram_why);
     if (p->reserve) printf("kept free for recorded passes: %.3f\n", gib(p->reserve));
-    if (p->engram == BL_ENGRAM_HOST && p->host_memory)
+    if ((p->engram == BL_ENGRAM_HOST || p->engram == BL_ENGRAM_SHARED) && p->host_memory)
         printf("available on the host: %.3f: pinned memory %s\n", gib(p->host_memory), bl_memory_plan_host_fits(p) ? "fits" : "does not fit");
+    if (p->engram == BL_ENGRAM_SHARED)
+        printf("shared memory: %.3f there already, %.3f free in " BL_SHARED_FOLDER ": it %s\n", gib(p->shared.there), gib(p->shared.free),
+               bl_memory_plan_shared_fits(p) ? "fits" : "does not fit");
     if (p->memory)
         printf("free on the device: %.3f: it %s\n", gib(p->memory), bl_memory_plan_device_fits(p) ? "fits" : "does not fit");
 }
@@ -45,9 +48,11 @@ void plan_print_json(const bl_memory_plan *p)
     printf("},\"reserve\":%llu,\"cache\":{\"sequences\":%d,\"context\":%lld,\"tokens\":%lld,\"bytes\":%llu}",
            (unsigned long long)p->reserve, p->sequences, (long long)p->context, (long long)p->tokens, (unsigned long long)p->cache_bytes);
     if (p->engram) printf(",\"engram\":{\"place\":\"%s\",\"why\":\"%s\"}", cli_engram_places[p->engram], p->engram_why);
+    if (p->engram == BL_ENGRAM_SHARED)
+        printf(",\"shared\":{\"there\":%llu,\"free\":%llu}", (unsigned long long)p->shared.there, (unsigned long long)p->shared.free);
     if (p->host_memory) printf(",\"host_memory\":%llu", (unsigned long long)p->host_memory);
     if (p->memory)
         printf(",\"memory\":%llu,\"fits\":%s", (unsigned long long)p->memory,
-               bl_memory_plan_device_fits(p) && bl_memory_plan_host_fits(p) ? "true" : "false");
+               bl_memory_plan_fits(p) ? "true" : "false");
     printf("}\n");
 }

@@ -42,6 +42,7 @@ static void cuda_destroy(bl_backend *b)
     bl_cuda *c = cuda_of(b);
     if (c->stream) cudaStreamSynchronize(c->stream);
     bl_cuda_pass_destroy(c);
+    bl_cuda_tables_destroy(c);
     bl_cuda_memory_destroy(c);
     cudaFree(c->memory);
     if (c->side) cudaStreamDestroy(c->side);
@@ -92,7 +93,7 @@ static bl_status check_shapes(const bl_config *f, bl_error *err)
     return BL_OK;
 }
 
-static bl_status create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
+static bl_status create(bl_cuda *c, const bl_cuda_options *o, uint64_t weight_bytes, bl_error *err)
 {
     BL_TRY(check_shapes(&c->config, err));
     BL_TRY(bl_cuda_find_device(&c->device, err));
@@ -102,6 +103,7 @@ static bl_status create(bl_cuda *c, uint64_t weight_bytes, bl_error *err)
     BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->joined, cudaEventDisableTiming), "creating an event", err));
     BL_TRY(bl_cuda_check(cudaEventCreateWithFlags((cudaEvent_t *)&c->marked, cudaEventDisableTiming), "creating an event", err));
     BL_TRY(bl_cuda_memory_create(c, weight_bytes, err));
+    BL_TRY(bl_cuda_tables_create(c, o->shared, o->plan->engram_bytes, err));
     BL_TRY(allocate(c, err));
     BL_TRY(bl_cuda_pass_create(c, err));
     return send_frequencies(c, err);
@@ -131,7 +133,7 @@ bl_status bl_backend_cuda(bl_backend **out, const bl_config *config, const bl_sh
     c->engram = o->plan->engram;
     if (cuda_gathers(c)) c->base.place_table = bl_cuda_place_table;
     const uint64_t tables = c->engram == BL_ENGRAM_DEVICE ? o->plan->engram_bytes : 0;
-    bl_status s = create(c, o->plan->weight_bytes ? o->plan->weight_bytes + tables : 0, err);
+    bl_status s = create(c, o, o->plan->weight_bytes ? o->plan->weight_bytes + tables : 0, err);
     if (s == BL_OK) {
         *out = &c->base;
         return s;

@@ -33,7 +33,15 @@ typedef struct cuda_host {
     struct cuda_host *next;
     void *memory;
     uint64_t bytes;
+    bool own;
 } cuda_host;
+
+/* Memory of Engram tables that other processes use too. */
+typedef struct cuda_shared {
+    uint8_t *memory;
+    uint64_t bytes, used; /* used: by tables that were placed */
+    bool filled;
+} cuda_shared;
 
 /* Where the tables of a pass of so many tokens lie, in host and device memory alike: offsets from the beginning. */
 typedef struct cuda_layout {
@@ -87,6 +95,7 @@ typedef struct bl_cuda {
     bl_error fault;     /* that lasts */
     bl_engram_place engram;
     cuda_host *pinned; /* pinned, where Engram tables are on the host */
+    cuda_shared shared;
 
     /* tables of a pass */
     cuda_layout layout;
@@ -160,9 +169,7 @@ bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, u
 /* weight_bytes: room for weights made at once; 0 = as they come. */
 bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err);
 void bl_cuda_memory_destroy(bl_cuda *c);
-bool bl_cuda_huge_pages(bl_backend *b, uint64_t *bytes);
 void *bl_cuda_place(bl_backend *b, uint64_t bytes);
-bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err);
 
 /* The side stream goes on from here; the main stream goes on when the side stream is done. */
 void bl_cuda_fork(bl_cuda *c);
@@ -170,6 +177,12 @@ void bl_cuda_join(bl_cuda *c);
 /* The main stream goes on at `await` when the side stream is done with what it had at `mark`. */
 void bl_cuda_mark(bl_cuda *c);
 void bl_cuda_await(bl_cuda *c);
+
+/* ---- tables.c: Engram tables. Those in shared, so many bytes, are pinned at once, others when they are placed. */
+bl_status bl_cuda_tables_create(bl_cuda *c, const bl_shared *shared, uint64_t bytes, bl_error *err);
+void bl_cuda_tables_destroy(bl_cuda *c);
+bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, bl_table_room *room, bl_error *err);
+bool bl_cuda_huge_pages(bl_backend *b, uint64_t *bytes);
 
 /* ---- load.c */
 bl_status bl_cuda_load(bl_backend *b, const bl_load *items, size_t count, bl_access access, bl_error *err);
@@ -186,7 +199,7 @@ void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l);
 /* Do kernels reach the tables, so that the host gathers nothing? */
 static inline bool cuda_gathers(const bl_cuda *c)
 {
-    return c->engram == BL_ENGRAM_DEVICE || c->engram == BL_ENGRAM_HOST;
+    return c->engram == BL_ENGRAM_DEVICE || c->engram == BL_ENGRAM_HOST || c->engram == BL_ENGRAM_SHARED;
 }
 static inline uint64_t cuda_row_offset(const bl_cuda *c, const bl_layer *l)
 {

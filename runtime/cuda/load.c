@@ -66,6 +66,10 @@ static size_t item_of(const load *l, int64_t chunk)
 static bl_status read_part(const load *l, size_t i, uint8_t *buffer, uint64_t at, uint64_t n, const uint8_t **data, bl_error *err)
 {
     const bl_load *w = &l->items[i];
+    if (w->there) {
+        *data = (const uint8_t *)w->to + at;
+        return BL_OK;
+    }
     if (l->readers[i]) return bl_reader_read(l->readers[i], buffer, n, w->offset + at, data, err);
     *data = buffer;
     return bl_file_read(w->file, buffer, n, w->offset + at, err);
@@ -73,7 +77,7 @@ static bl_status read_part(const load *l, size_t i, uint8_t *buffer, uint64_t at
 
 static bl_status send_part(const load *l, const bl_load *w, worker *k, int b, const uint8_t *data, uint64_t at, uint64_t n, bl_error *err)
 {
-    if (!w->to) return BL_OK; /* only checked */
+    if (!w->to || w->there) return BL_OK; /* only checked */
     if (w->host) {
         memcpy((uint8_t *)w->to + at, data, n);
         return BL_OK;

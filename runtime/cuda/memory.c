@@ -2,10 +2,8 @@
 #include "runtime/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define SLAB_BYTES ((uint64_t)256 << 20)
 
@@ -118,71 +116,6 @@ void *bl_cuda_place(bl_backend *b, uint64_t bytes)
     return at;
 }
 
-/* Huge pages where the system has them: fewer for the GPU's bus to look up. They are filled after they are pinned. */
-static bl_status pin(bl_cuda *c, uint64_t bytes, void **to, bl_error *err)
-{
-    cuda_host *h = calloc(1, sizeof *h);
-    if (!h) return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for Engram tables");
-    h->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    h->bytes = bytes;
-    if (h->memory == MAP_FAILED) {
-        free(h);
-        return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory for an Engram table of %llu bytes", (unsigned long long)bytes);
-    }
-    (void)madvise(h->memory, bytes, MADV_HUGEPAGE);
-    h->next = c->pinned;
-    c->pinned = h;
-    *to = h->memory;
-    return bl_cuda_check(cudaHostRegister(h->memory, bytes, cudaHostRegisterDefault), "pinning Engram tables", err);
-}
-
-/* Does it overlap a table? */
-static bool has_table(const bl_cuda *c, uint64_t from, uint64_t to)
-{
-    const cuda_host *h = c->pinned;
-    while (h && ((uint64_t)(uintptr_t)h->memory >= to || (uint64_t)(uintptr_t)h->memory + h->bytes <= from)) h = h->next;
-    return h != NULL;
-}
-
-/* The system counts by mapping, and makes one of neighbours that were asked for alike. */
-bool bl_cuda_huge_pages(bl_backend *b, uint64_t *bytes)
-{
-    const bl_cuda *c = cuda_of(b);
-    uint64_t all = 0;
-    unsigned long long from, to, kib;
-    bool counts = false, seen = false;
-    char line[512];
-    FILE *f = c->pinned ? fopen("/proc/self/smaps", "r") : NULL;
-    *bytes = 0;
-    while (f && fgets(line, sizeof line, f)) {
-        if (sscanf(line, "%llx-%llx ", &from, &to) == 2) counts = has_table(c, from, to);
-        else if (counts && sscanf(line, "AnonHugePages: %llu kB", &kib) == 1) {
-            *bytes += kib * 1024;
-            seen = true;
-        }
-    }
-    if (f) fclose(f);
-    for (const cuda_host *h = c->pinned; h; h = h->next) all += h->bytes;
-    if (*bytes > all) *bytes = all;
-    return seen;
-}
-
-bl_status bl_cuda_place_table(bl_backend *b, uint64_t bytes, void **to, const void **address, bool *host, bl_error *err)
-{
-    bl_cuda *c = cuda_of(b);
-    void *device = NULL;
-    *host = c->engram == BL_ENGRAM_HOST;
-    if (*host) {
-        BL_TRY(pin(c, bl_line(bytes), to, err));
-        BL_TRY(bl_cuda_check(cudaHostGetDevicePointer(&device, *to, 0), "pinning Engram tables", err));
-    } else {
-        *to = device = bl_cuda_place(b, bytes);
-    }
-    *address = device;
-    if (device) return BL_OK;
-    return bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of device memory for an Engram table of %llu bytes", (unsigned long long)bytes);
-}
-
 /* Weights that are made in memory: few, and benchmarks. */
 bl_status bl_cuda_import(bl_backend *b, const void **device, const void *host, uint64_t bytes, size_t align, bl_error *err)
 {
@@ -203,13 +136,6 @@ bl_status bl_cuda_memory_create(bl_cuda *c, uint64_t weight_bytes, bl_error *err
 
 void bl_cuda_memory_destroy(bl_cuda *c)
 {
-    while (c->pinned) {
-        cuda_host *next = c->pinned->next;
-        cudaHostUnregister(c->pinned->memory);
-        munmap(c->pinned->memory, c->pinned->bytes);
-        free(c->pinned);
-        c->pinned = next;
-    }
     while (c->slabs) {
         cuda_slab *next = c->slabs->next;
         cudaFree(c->slabs->memory);

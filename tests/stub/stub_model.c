@@ -232,6 +232,11 @@ const bl_error *bl_model_no_gpu(const bl_model *m)
     return NULL;
 }
 
+const char *bl_model_shared_tables(const bl_model *m, bool *filled)
+{
+    return NULL;
+}
+
 bool bl_model_huge_pages(const bl_model *m, uint64_t *bytes)
 {
     return false;

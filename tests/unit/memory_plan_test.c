@@ -147,6 +147,34 @@ static void test_host_memory(void **state)
     bl_checkpoint_close(&m.checkpoint);
 }
 
+/* Shared tables: what is there already is no need of the host's memory, nor of room to share. */
+static void test_shared_memory(void **state)
+{
+    bl_model m = {0};
+    bl_memory_plan p;
+    bl_model_options o = on_gpu(4, 1000, 0);
+    assert_int_equal(bl_model_describe(&m, MODEL, &o, 64 * GIB, NULL), BL_OK);
+    bl_memory_request r = {.device = BL_DEVICE_CUDA, .max_tokens = 512, .cache = o.cache, .memory = 64 * GIB, .host_memory = GIB,
+                           .engram = BL_ENGRAM_SHARED};
+    assert_int_equal(bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, NULL), BL_OK);
+    const uint64_t tables = p.engram_bytes + BL_SHARED_HEAD, pinned = p.total[BL_MEMORY_PINNED];
+    assert_int_equal(p.total[BL_MEMORY_SHARED], tables);
+    assert_int_equal(line_of(&p, BL_MEMORY_SHARED, "Engram tables"), tables);
+    for (int i = 0; i < 16; i++) {
+        const bool host = i & 1, room = i & 2, there = i & 4, known = i & 8;
+        bl_error err = {0};
+        r.shared = (bl_shared_room){.there = there ? tables / 2 : 0, .free = known ? tables - (there ? tables / 2 : 0) - !room : 0};
+        r.host_memory = pinned + tables - (there ? tables / 2 : 0) - !host;
+        const bl_status s = bl_memory_plan_make(&p, &r, &m.config, &m.shard, &m.weights, &err);
+        assert_int_equal(s, host && (room || !known) ? BL_OK : BL_E_NOMEM);
+        assert_int_equal(bl_memory_plan_fits(&p), s == BL_OK);
+        if (s != BL_OK) assert_non_null(strstr(err.message, host ? "of shared memory, of which" : "pinned memory of the host"));
+    }
+    bl_pool_destroy(&m.pool);
+    bl_weights_destroy(&m.weights);
+    bl_checkpoint_close(&m.checkpoint);
+}
+
 static void test_cpu(void **state)
 {
     bl_model_options o = on_gpu(2, 100, 0);
@@ -162,7 +190,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_totals),  cmocka_unit_test(test_cache_takes_what_is_left), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_measure), cmocka_unit_test(test_engram), cmocka_unit_test(test_cpu),
-        cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_host_memory), cmocka_unit_test(test_shared_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

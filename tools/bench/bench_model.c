@@ -77,6 +77,14 @@ static void say_floors(const bench *b, const slice *s, const plan *p, int bound)
     printf("\n");
 }
 
+static void say_table(const slice *s, const plan *p)
+{
+    uint64_t huge;
+    printf("  Engram table of %.2f GiB (%s", (double)p->table.bytes / (double)(1 << 30), cli_engram_places[p->table.place]);
+    if (slice_huge_pages(s, &huge)) printf(", %.0f MiB of it in huge pages", (double)huge / (1 << 20));
+    printf("): on the host it leaves room for %lld tokens of cache more\n", (long long)slice_tokens_in(s, p->table.bytes));
+}
+
 static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
 {
     char title[200], name[60];
@@ -98,10 +106,7 @@ static bl_status measure(bench *b, slice *s, const plan *p, bl_error *err)
     BL_TRY(bench_run(b, title, set, n + 1, err));
     say_floors(b, s, p, bound);
     say_launches(b, s);
-    if (!b->json && p->device == BL_DEVICE_CUDA && p->decode && strchr(p->roles, 'e'))
-        printf("  Engram table of %.2f GiB (%s): on the host it leaves room for %lld tokens of cache more\n",
-               (double)p->table.bytes / (double)(1 << 30), cli_engram_places[p->table.place],
-               (long long)slice_tokens_in(s, p->table.bytes));
+    if (!b->json && p->device == BL_DEVICE_CUDA && p->decode && strchr(p->roles, 'e')) say_table(s, p);
     return BL_OK;
 }
 
@@ -138,7 +143,7 @@ int bench_decode(int argc, char **argv)
         {"batch", CLI_INT(1, SLICE_SEQUENCES), &p.sequences, "N", "sequences, 1 to 64, a token each (default 1)"},
         {"device", CLI_WORD(cli_devices), &device, "NAME", "where to compute: cpu, cuda or auto (default cpu)"},
         {"table", CLI_SIZE(1, CLI_SIZE_MOST), &p.table.bytes, "SIZE", "of an Engram table (default 26MB)"},
-        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE", "on a GPU: table on the device, host or mapped (default mapped)"},
+        {"engram", CLI_WORD(cli_engram_places), &engram, "WHERE", "on a GPU: table on the device, host, shared or mapped (default mapped)"},
         CLI_END,
     };
     cli_command c = {.program = "baleen bench decode", .usage = "[options]",

@@ -1,6 +1,7 @@
 #include "tools/bench/slice.h"
 
 #include "kernels/cast.h"
+#include "verify/digest.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -125,12 +126,13 @@ static int scale_byte(const bl_matrix *m)
 static bl_status make_table(slice *s, uint64_t bytes, const uint8_t *pattern, const void **at, bl_error *err)
 {
     bl_backend *b = s->model->backend;
-    void *to;
-    bool host;
-    BL_TRY(b->place_table(b, bytes, &to, at, &host, err));
-    if (host) fill(to, bytes, pattern);
-    for (uint64_t i = 0; !host && i < bytes; i += TEMPLATE)
-        b->upload(b, (uint8_t *)to + i, pattern, bytes - i < TEMPLATE ? bytes - i : TEMPLATE);
+    bl_table_room room;
+    BL_TRY(b->place_table(b, bytes, &room, err));
+    *at = room.address;
+    if (room.filled) return BL_OK;
+    if (room.host) fill(room.to, bytes, pattern);
+    for (uint64_t i = 0; !room.host && i < bytes; i += TEMPLATE)
+        b->upload(b, (uint8_t *)room.to + i, pattern, bytes - i < TEMPLATE ? bytes - i : TEMPLATE);
     return BL_OK;
 }
 
@@ -233,6 +235,24 @@ static bl_status make_weights(slice *s, bench *b, uint64_t expert_bytes, bl_erro
     return BL_OK;
 }
 
+/* Slices with as many tables of one size share them. */
+static bl_status share_tables(bl_model *m, bench *b, bl_error *err)
+{
+    bl_shared_key key = {0};
+    for (size_t i = 0; i < m->weights.handle_count; i++) {
+        const bl_handle *h = &m->weights.handles[i];
+        if (h->host) key.bytes += bl_line(bl_matrix_code_bytes(h->view)) + bl_line(scale_bytes(h->view, true));
+    }
+    if (!key.bytes) return BL_OK;
+    const struct {
+        char what[16];
+        uint64_t bytes, tables;
+    } about = {"a benchmark's", key.bytes, (uint64_t)m->config.engram_count};
+    key.contents = bl_digest_bytes(&about, sizeof about);
+    m->plan.engram_bytes = key.bytes;
+    return bl_shared_open(&m->shared, &key, b->pool, err);
+}
+
 /* Addresses without a tokenizer: every id its own class, column ranges of equal size. */
 static bl_status make_engram(bl_model *m, bl_error *err)
 {
@@ -269,8 +289,10 @@ static bl_status create(slice *s, bench *b, bl_device device, const char *roles,
     m->shard = bl_shard_single(&m->config);
     BL_TRY(bl_weights_describe(&m->weights, &m->config, &m->shard, err));
     const bl_model_options o = {.cpu = b->cpu, .threads = bl_pool_threads(b->pool), .device = device};
+    if (device == BL_DEVICE_CUDA && table->place == BL_ENGRAM_SHARED) BL_TRY(share_tables(m, b, err));
     BL_TRY(bl_model_prepare(m, &o, err));
     BL_TRY(make_weights(s, b, expert_bytes, err));
+    if (m->shared) bl_shared_ready(m->shared);
     if (m->config.engram_count) BL_TRY(make_engram(m, err));
     s->logits = malloc(SLICE_SEQUENCES * (size_t)vocab * sizeof *s->logits);
     return s->logits ? BL_OK : bl_fail(err, BL_E_NOMEM, NULL, NULL, -1, "out of memory");
@@ -414,6 +436,11 @@ slice_cost slice_step_cost(const slice *s, int64_t tokens)
 int slice_layers(const slice *s)
 {
     return s->model->weights.layer_count;
+}
+
+bool slice_huge_pages(const slice *s, uint64_t *bytes)
+{
+    return bl_model_huge_pages(s->model, bytes);
 }
 
 int64_t slice_tokens_in(const slice *s, uint64_t bytes)

@@ -39,6 +39,8 @@ slice_cost slice_layer_cost(const slice *s, int layer, int64_t tokens);
 int slice_layers(const slice *s);
 /* Tokens of cache that so many bytes are room for, with the sources of these layers. */
 int64_t slice_tokens_in(const slice *s, uint64_t bytes);
+/* bl_model_huge_pages. */
+bool slice_huge_pages(const slice *s, uint64_t *bytes);
 /* Of the newest step; false where the backend does not count. */
 bool slice_launches(const slice *s, bl_launches *out);
 /* Sets of expert weights in memory, of the config's number of experts. */
