@@ -42,11 +42,11 @@ __device__ __forceinline__ uint32_t scale_bytes(const uint8_t *row, int groups)
     return v;
 }
 
-__device__ __forceinline__ void load_keys(key_rows &r, const bl_cuda_selection &a, const bl_cuda_page *pages, int64_t token, int64_t base,
-                                          int64_t n, int groups)
+__device__ __forceinline__ void load_keys(key_rows &r, const bl_cuda_selection &a, const bl_cuda_page *pages, int64_t token, int base,
+                                          int n, int groups)
 {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, bytes = (int)index_bytes(a.width);
-    const int last = n - 1 - base < KEYS ? (int)(n - 1 - base) : KEYS - 1;
+    const int last = n - 1 - base < KEYS ? n - 1 - base : KEYS - 1;
     const uint8_t *key[4];
     if (a.filtered) {
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_keys(key_rows &r, const bl_cuda_selection &
             key[h] = pages[e / PAGE].keys + e % PAGE * bytes;
         }
     } else { /* a tile is of one page */
-        const uint8_t *first = pages[base / PAGE].keys + base % PAGE * bytes;
+        const uint8_t *first = pages[(unsigned)base / PAGE].keys + (unsigned)base % PAGE * bytes;
 #pragma unroll
         for (int h = 0; h < 4; h++) key[h] = first + min(g + 8 * h, last) * bytes;
     }
@@ -208,19 +208,23 @@ template <int NT>
 __global__ void __launch_bounds__(WARPS * WARP, NT == 8 ? 2 : WAVE) scores_kernel(bl_cuda_selection a, bl_cuda_tables tables, int tiles)
 {
     __shared__ __align__(16) query_tables<NT> query;
-    take_over();
-    const int64_t token = a.first + blockIdx.y, n = list_length(a, tables, token), first = (int64_t)blockIdx.x * TILE_KEYS * tiles;
-    if (first >= n) return;
+    const int64_t token = a.first + blockIdx.y, span = tables.span_of[token];
+    const int n = (int)list_length(a, tables, token), first = (int)blockIdx.x * TILE_KEYS * tiles; /* positions are below 2^31 */
     const int groups = (int)(a.width / 32), warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const int64_t span = tables.span_of[token];
+    const int from = first + warp * KEYS;
     const bl_cuda_page *pages = tables.pages + tables.spans[span].pages + tables.source_pages[span * tables.sources + a.source];
+    const int64_t old = tables.spans[span].start / a.ratio; /* entries that were there before the pass */
+    const bool early = from < n && entry_at(a, token, min(from + KEYS, n) - 1) < old;
+    if (!early) take_over();
     key_rows ahead;
-    if (first + warp * KEYS < n) load_keys(ahead, a, pages, token, first + warp * KEYS, n, groups);
+    if (from < n) load_keys(ahead, a, pages, token, from, n, groups);
+    if (early) take_over(); /* until here what is older than the pass */
+    if (first >= n) return;
     const bool folds = __syncthreads_and(make_scales(query, a, token, groups));
     make_codes(query, a, token, groups);
     __syncthreads();
     for (int tile = 0; tile < tiles; tile++) {
-        const int64_t base = first + (int64_t)(tile * WARPS + warp) * KEYS;
+        const int base = first + (tile * WARPS + warp) * KEYS;
         if (base >= n) return;
         const key_rows key = ahead;
         if (tile + 1 < tiles && base + WARPS * KEYS < n) load_keys(ahead, a, pages, token, base + WARPS * KEYS, n, groups);

@@ -12,16 +12,19 @@ __device__ __forceinline__ int64_t visible(const bl_cuda_selection &a, const bl_
     return (t.position[token] + 1) / a.ratio;
 }
 
+/* A warp together. */
 __device__ __forceinline__ int64_t list_length(const bl_cuda_selection &a, const bl_cuda_tables &t, int64_t token)
 {
     const int64_t n = visible(a, t, token);
     if (!a.filtered) return n;
     const int32_t *blocks = a.candidates + token * a.blocks;
-    int64_t low = 0, high = a.blocks; /* how many are listed: -1 fills the rest */
+    const int lane = threadIdx.x % WARP;
+    int low = 0, high = (int)a.blocks; /* how many are listed: -1 fills the rest */
     while (low < high) {
-        const int64_t mid = (low + high) / 2;
-        if (blocks[mid] >= 0) low = mid + 1;
-        else high = mid;
+        const int step = (high - low + WARP - 1) / WARP, at = low + lane * step;
+        const int found = __popc(__ballot_sync(~0u, at < high && blocks[at] >= 0)); /* of those a step apart the first so many */
+        high = min(high, low + found * step);
+        low += found ? (found - 1) * step + 1 : 0;
     }
     const int64_t over = low ? (blocks[low - 1] + 1) * a.size - n : 0; /* only the last block can be partial */
     return low * a.size - (over > 0 ? over : 0);

@@ -6,6 +6,7 @@ namespace bl {
 enum {
     SELECT_THREADS = 1024, SELECT_WARPS = SELECT_THREADS / WARP, BINS = 2048,
     CLUSTER = 8, LONG = 8192, FEW_ROWS = 64, /* entries and rows at which a cluster chooses */
+    HELD = LONG, EACH = HELD / SELECT_THREADS, /* keys that a block has in shared memory; that a thread loads of them */
     PEAKS = CLUSTER * SELECT_THREADS / 4, MOST_CANDIDATES = 2048
 };
 #define LEAST_KEY 0x00800000u /* of -FLT_MAX */
@@ -26,6 +27,14 @@ struct candidate_list {
     uint32_t peak[PEAKS / CLUSTER], peaks[PEAKS]; /* largest keys of parts of the list: a block's, all */
     uint32_t key[MOST_CANDIDATES];
     int at[MOST_CANDIDATES];
+};
+
+struct select_memory {
+    select_shared sh;
+    union {
+        candidate_list c;
+        uint32_t key[HELD]; /* a short list's */
+    };
 };
 
 /* Blocks that share a row: a cluster's, or one. */
@@ -91,6 +100,8 @@ __device__ __forceinline__ void count_key(select_shared &sh, bool counts, int bi
 /* Key of the k-th best of n keys and how many equal ones belong to the best; the least key and k when there are not so many. */
 template <class F> __device__ uint32_t threshold(select_shared &sh, const team &t, F key_at, int64_t n, int k, int *ties)
 {
+    *ties = k;
+    if (n <= k) return LEAST_KEY;
     const int shifts[3] = {21, 10, 0};
     const uint32_t settled[3] = {0, 0xffe00000u, 0xfffffc00u};
     const stretch s = stretch_of(t, n);
@@ -117,10 +128,7 @@ template <class F> __device__ uint32_t threshold(select_shared &sh, const team &
         }
         team_sync(t); /* all have read before anybody counts again */
         find_bin(sh, rank);
-        if (sh.bin < 0) {
-            *ties = k;
-            return LEAST_KEY;
-        }
+        if (sh.bin < 0) return LEAST_KEY;
         key |= (uint32_t)sh.bin << shifts[d];
         rank = sh.rank;
         __syncthreads();
@@ -245,9 +253,10 @@ __device__ __forceinline__ void fill_rest(int32_t *out, const team &t, int kept,
     for (int64_t i = kept + t.rank * blockDim.x + threadIdx.x; i < n; i += t.size * blockDim.x) out[i] = -1;
 }
 
-__device__ void publish(select_shared &sh, const team &t, const bl_cuda_selection &a, int64_t row, int64_t token, int64_t n)
+/* key_at(i): of the row's scores. */
+template <class F>
+__device__ void publish(select_shared &sh, const team &t, const bl_cuda_selection &a, F key_at, int64_t row, int64_t token, int64_t n)
 {
-    const float *scores = a.scores + row * a.longest;
     uint32_t *best = a.best + row * ((a.longest + a.size - 1) / a.size);
     int32_t *out = a.candidates + token * a.blocks;
     const int64_t count = (n + a.size - 1) / a.size, forced = n > 0 ? (n - 1) / a.size : -1;
@@ -255,55 +264,77 @@ __device__ void publish(select_shared &sh, const team &t, const bl_cuda_selectio
     for (int64_t b = s.from + threadIdx.x; b < s.to; b += blockDim.x) {
         uint32_t most = 0;
         const int64_t end = (b + 1) * a.size < n ? (b + 1) * a.size : n;
-        for (int64_t i = b * a.size; i < end; i++) {
-            const uint32_t x = score_key(scores[i]);
-            most = x > most ? x : most;
-        }
+        for (int64_t i = b * a.size; i < end; i++) most = max(most, key_at(i));
         best[b] = b == forced ? 0 : most;
     }
     __syncthreads();
-    const auto key_at = [&](int64_t i) { return best[i]; };
+    const auto best_at = [&](int64_t i) { return best[i]; };
     int ties = 0;
     const int k = (int)a.blocks - (forced >= 0);
-    const uint32_t key = k > 0 ? threshold(sh, t, key_at, count, k, &ties) : ~0u;
-    const int kept = choose(sh, t, key_at, count, key, ties, forced, [&](int at, int64_t i) { out[at] = (int32_t)i; });
+    const uint32_t key = k > 0 ? threshold(sh, t, best_at, count, k, &ties) : ~0u;
+    const int kept = choose(sh, t, best_at, count, key, ties, forced, [&](int at, int64_t i) { out[at] = (int32_t)i; });
     fill_rest(out, t, kept, a.blocks);
+}
+
+/* The best of what key_at has, n of it, the i-th of which is number at(i) of the token's list. */
+template <class F, class G>
+__device__ __forceinline__ void take_best(select_shared &sh, const team &t, const bl_cuda_selection &a, int64_t token, int64_t n, F key_at, G at)
+{
+    int32_t *out = a.selected + token * a.topk;
+    int ties = 0;
+    const uint32_t key = threshold(sh, t, key_at, n, (int)a.topk, &ties);
+    const int kept = choose(sh, t, key_at, n, key, ties, -1, [&](int to, int64_t i) { out[to] = (int32_t)entry_at(a, token, at(i)); });
+    fill_rest(out, t, kept, a.topk);
+}
+
+/* All n keys to shared memory, their loads under way together. */
+__device__ __forceinline__ void hold_keys(uint32_t *key, const float *scores, int64_t n)
+{
+    float v[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) v[i] = i * SELECT_THREADS + threadIdx.x < n ? scores[i * SELECT_THREADS + threadIdx.x] : 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (i * SELECT_THREADS + threadIdx.x < n) key[i * SELECT_THREADS + threadIdx.x] = score_key(v[i]);
+    __syncthreads();
 }
 
 __global__ void __launch_bounds__(SELECT_THREADS) select_kernel(bl_cuda_selection a, bl_cuda_tables tables)
 {
-    __shared__ select_shared sh;
-    __shared__ candidate_list c;
-    take_over();
+    BL_DYNAMIC_SHARED(uint8_t, memory, 16);
+    select_memory &m = *(select_memory *)memory;
     team t = {cluster_rank(), cluster_size()};
-    const int64_t row = blockIdx.x / t.size, token = a.first + row;
+    const int64_t row = blockIdx.x / t.size, token = a.first + row, n = list_length(a, tables, token); /* older than the kernel before */
     const float *scores = a.scores + row * a.longest;
-    int32_t *out = a.selected + token * a.topk;
-    int64_t n = list_length(a, tables, token);
-    if (a.publish) publish(sh, t, a, row, token, n);
-    bool listed = false;
+    const auto score_at = [&](int64_t i) { return score_key(scores[i]); };
+    take_over();
+    if (n <= HELD) { /* one block's */
+        if (t.rank != 0) return;
+        t.size = 1;
+        hold_keys(m.key, scores, n);
+        const auto held_at = [&](int64_t i) { return m.key[i]; };
+        if (a.publish) publish(m.sh, t, a, held_at, row, token, n);
+        take_best(m.sh, t, a, token, n, held_at, [](int64_t i) { return i; });
+        return;
+    }
+    if (a.publish) publish(m.sh, t, a, score_at, row, token, n);
     if (t.size > 1 && a.topk <= PEAKS / 2) {
-        const int candidates = narrow(sh, c, t, scores, n, (int)a.topk);
+        const int candidates = narrow(m.sh, m.c, t, scores, n, (int)a.topk);
         if (candidates <= MOST_CANDIDATES) { /* the first block goes on alone */
             if (t.rank != 0) return;
             t.size = 1;
-            n = candidates;
-            listed = true;
+            take_best(m.sh, t, a, token, candidates, [&](int64_t i) { return m.c.key[i]; }, [&](int64_t i) { return (int64_t)m.c.at[i]; });
+            return;
         }
     }
-    const auto key_at = [&](int64_t i) { return listed ? c.key[i] : score_key(scores[i]); };
-    int ties = 0;
-    const uint32_t key = threshold(sh, t, key_at, n, (int)a.topk, &ties);
-    const int kept = choose(sh, t, key_at, n, key, ties, -1, [&](int at, int64_t i) {
-        out[at] = (int32_t)entry_at(a, token, listed ? c.at[i] : i);
-    });
-    fill_rest(out, t, kept, a.topk);
+    take_best(m.sh, t, a, token, n, score_at, [](int64_t i) { return i; });
 }
 
 void launch_choice(cudaStream_t s, const bl_cuda_selection *a, int64_t longest)
 {
     const unsigned blocks = longest >= LONG && a->rows <= FEW_ROWS ? CLUSTER : 1;
-    launch_clusters(true, blocks, s, (unsigned)a->rows, SELECT_THREADS, 0, select_kernel, *a, *a->t);
+    cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(select_memory));
+    launch_clusters(true, blocks, s, (unsigned)a->rows, SELECT_THREADS, sizeof(select_memory), select_kernel, *a, *a->t);
 }
 
 } // namespace bl
