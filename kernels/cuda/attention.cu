@@ -113,8 +113,10 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
     const int64_t d = a.d, stride = d + PAD, at = blockIdx.x, token = first + at, slots = attended(a), from = (int64_t)blockIdx.y * SLOTS;
     const int64_t padded = (slots + SLOTS - 1) / SLOTS * SLOTS, tiles = (a.heads + HEADS - 1) / HEADS;
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, parts = (int)(d / 16), vectors = (int)(d / 8);
+    const bool late = a.fresh && from + SLOTS > a.window; /* which slots are taken is the kernel before's choice */
     uint16_t *q = shared, *rows = shared + HEADS * stride;
-    start_next();
+    if (late) wait_for_last();
+    start_next(); /* the values then find the choice made */
     const uint8_t *mine = NULL;
     if (threadIdx.x < SLOTS) {
         if (from + threadIdx.x < slots) {
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(THREADS) slot_scores_kernel(bl_cuda_attention 
 #pragma unroll 4
     for (int i = threadIdx.x; any && i < SLOTS * parts; i += THREADS)
         decode16(rows + i / parts * stride + i % parts * 16, row[i / parts], from + i / parts < a.window, i % parts * 16, d);
-    wait_for_last(); /* until here all but the queries */
+    if (!late) wait_for_last(); /* until here all but the queries */
     if (!any) return;
     for (int64_t tile = blockIdx.z; tile < tiles; tile += gridDim.z) {
         const int64_t head0 = tile * HEADS;

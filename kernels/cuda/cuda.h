@@ -186,6 +186,7 @@ typedef struct bl_cuda_attention {
     float *scores;        /* scratch of bl_cuda_attend_scores bytes */
     const bl_cuda_mixing *mixing; /* NULL, or for bl_cuda_mix beside it, of the same tokens */
     bool early; /* all inputs but q are older than the kernel before */
+    bool fresh; /* early, and `selected` is the kernel before's */
 } bl_cuda_attention;
 void bl_cuda_attend(bl_cuda_stream s, const bl_cuda_attention *a);
 size_t bl_cuda_attend_scores(int64_t T, int64_t heads, int64_t slots);

@@ -161,7 +161,8 @@ static void attend(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
                                  .R = f->qk_rope_head_dim, .window = f->sliding_window, .ring = bl_ring_rows(f), .topk = f->index_topk,
                                  .layer_offset = ring_offset(c, l), .source = l->kv_slot,
                                  .scale = (float)(1.0 / sqrt((double)f->head_dim)), .scores = c->attend_scores,
-                                 .mixing = c->later.parts ? &mixing : NULL, .early = p->tokens <= BL_CUDA_FEW && !c->chosen};
+                                 .mixing = c->later.parts ? &mixing : NULL, .early = p->tokens <= BL_CUDA_FEW,
+                                 .fresh = p->tokens <= BL_CUDA_FEW && c->chosen};
     bl_cuda_attend(c->stream, &a);
     c->later.parts = false;
 }

@@ -98,7 +98,7 @@ static void check_attend(check *c, int64_t T, int64_t heads, int64_t d, int64_t 
                                  .rotation = gpu_copy(rotation, (size_t)(T * R) * 4), .o = gpu_buffer((size_t)(T * n) * 2), .heads = heads,
                                  .d = d, .R = R, .window = window, .ring = ring, .topk = topk, .scale = scale,
                                  .scores = gpu_buffer(bl_cuda_attend_scores(T, heads, slots)),
-                                 .mixing = heads % 2 ? &mixing : NULL, .early = T % 2};
+                                 .mixing = heads % 2 ? &mixing : NULL, .early = T % 2, .fresh = T % 4 == 1};
     bl_cuda_attend(0, &a);
     if (a.mixing) check_mixed(c, a.mixing);
     check_bf16(c, "output", gpu_result(c, a.o, (size_t)(T * n) * 2), want, T * heads, d);
