@@ -10,17 +10,18 @@
 namespace bl {
 
 enum {
-    SEGMENT = 256, STEPS = SEGMENT / 16, WARPS = 20, THREADS = WARPS * WARP, PITCH = ROWS + 1, SLOT = 8736 /* bytes: a warp's ring */,
+    SEGMENT = 256, STEPS = SEGMENT / 16, WARPS = 20, THREADS = WARPS * WARP, PITCH = ROWS + 1,
+    PLACE = 2192, PLACES = 4 /* bytes of a place of a warp's ring, and how many it has */, RING = PLACE * PLACES,
     BATCH = 64 /* tiles whose descriptions are in shared memory */, SUMS = 3 << 10 /* of a round at most; there is room for two */, DEEP = 8
 };
 
 /* A stage of the ring: a segment of a tile, and its scales. fp8 has rows, which begin in different banks; fp4 has what fp4_tiles.h says. */
 template <bl_weight_kind KIND> struct stage_of {
     enum {
-        STRIDE = SEGMENT + 16, SCALES = KIND == BL_W_FP8 ? ROWS * STRIDE : BL_TILE_CODES,
-        BYTES = SCALES + (KIND == BL_W_FP8 ? 16 : BL_TILE_SCALES), COUNT = SLOT / BYTES
+        STRIDE = SEGMENT + 16, SCALES = KIND == BL_W_FP8 ? ROWS * STRIDE : BL_TILE_CODES, TAKES = KIND == BL_W_FP8 ? 2 : 1 /* places */,
+        BYTES = TAKES * PLACE, COUNT = PLACES / TAKES
     };
-    static_assert((COUNT & (COUNT - 1)) == 0 && COUNT > 1, "stages");
+    static_assert((int)SCALES + (KIND == BL_W_FP8 ? 8 : BL_TILE_SCALES) <= (int)BYTES && PLACE % 16 == 0, "a stage fits");
 };
 
 struct few_args {
@@ -161,7 +162,8 @@ template <bl_weight_kind KIND> __device__ __forceinline__ void chain(float c[4],
 /* What a block has between tiles. */
 struct few_block {
     few_tile tile[BATCH];
-    int widest; /* tokens of a tile of the batch */
+    int widest;      /* tokens of a tile of the batch */
+    int first, last; /* of the list, from the batch on */
 };
 
 /* A lane's part of a segment of x: of each step four elements of the row of token g; beside fp8 first and third, second and fourth. */
@@ -202,22 +204,19 @@ __device__ __forceinline__ void add_sums(const few_args &p, const few_block &blo
     }
 }
 
-/* Tiles from first to before last. Waits for the kernel before, if it has to, when its ring is full: until then it touches weights
- * only. */
-template <bl_weight_kind KIND, bool PAIR, class TILES>
-__device__ __forceinline__ void walk(const few_args &p, const TILES &source, int first, int last, few_block &block, uint8_t *memory,
-                                     few_pair &pair, bool wait)
-{
+/* Tiles of one kind, a batch of them described in shared memory. Each warp fetches its segment of its tiles. */
+template <bl_weight_kind KIND, class TILES> struct few_list {
     typedef stage_of<KIND> is;
-    enum { SECOND = few_rows<KIND>::SECOND };
-    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int rank = PAIR ? (int)cluster_rank() : 0, in = warp / p.across, segment = rank * p.across + warp % p.across;
-    const uint32_t stages = shared_address(memory) + warp * SLOT;
-    float *const sums = (float *)(memory + warps * SLOT);
-    uint2 x[STEPS];
-    for (; first < last; first += BATCH) {
-        const int tiles = last - first < BATCH ? last - first : BATCH, mine = segment < p.segments ? tiles : 0;
-        if (threadIdx.x == 0) block.widest = 1;
+    const TILES &source;
+    few_block &block;
+    int tiles, ahead; /* of the batch, and which of them is fetched next */
+
+    /* Those from first to before last. */
+    __device__ __forceinline__ void begin(const few_args &p, int first, int last)
+    {
+        if (threadIdx.x == 0) block.first = first, block.last = last, block.widest = 1;
+        tiles = last - first < BATCH ? last - first : BATCH;
+        ahead = (int)threadIdx.x / WARP / p.across;
         __syncthreads();
         if ((int)threadIdx.x < tiles) {
             const few_tile tile = source.template at<KIND>(first + (int)threadIdx.x);
@@ -225,52 +224,116 @@ __device__ __forceinline__ void walk(const few_args &p, const TILES &source, int
             atomicMax(&block.widest, tile.tokens);
         }
         __syncthreads();
-        int ahead = in; /* what is fetched next */
-        const auto fetch_next = [&](unsigned stage) {
-            if (ahead < mine) fetch<KIND>(stages + stage * is::BYTES, block.tile[ahead], segment, p.cols);
-            ahead += p.at_once;
-            copies_end_group();
+    }
+
+    __device__ __forceinline__ bool more(void) const { return block.first + BATCH < block.last; }
+
+    /* The next batch, with nothing under way. */
+    __device__ __forceinline__ void go_on(const few_args &p)
+    {
+        const int first = block.first + BATCH, last = block.last;
+        copies_wait_for<0>();
+        __syncthreads();
+        begin(p, first, last);
+    }
+
+    __device__ __forceinline__ void fetch(const few_args &p, uint32_t to, int segment)
+    {
+        if (ahead < tiles && segment < p.segments) bl::fetch<KIND>(to, block.tile[ahead], segment, p.cols);
+        ahead += p.at_once;
+        copies_end_group();
+    }
+};
+
+/* What follows a list in the ring: nothing. */
+struct few_end {
+    enum { TAKES = 0 };
+    static __device__ __forceinline__ bool early(void) { return false; }
+    __device__ __forceinline__ void begin(const few_args &) {}
+    __device__ __forceinline__ void fetch(const few_args &, uint32_t, int) {}
+};
+
+/* Where the walk over one list ends and that over the next begins. */
+struct few_walk {
+    int place, round; /* of the ring; of sums */
+    bool wait;        /* for the kernel before, before x is read */
+};
+
+/* All of a list's tiles. Its ring is filled when it waits for the kernel before, if it has to: until then it touches weights only. Behind
+ * its last tiles come the first of what follows, fetched ahead alike. filled: so it was with this list. */
+template <bl_weight_kind KIND, bool PAIR, class TILES, class NEXT>
+__device__ __forceinline__ void walk(const few_args &p, few_list<KIND, TILES> list, NEXT &next, few_walk &at, bool filled, uint8_t *memory,
+                                     few_pair &pair)
+{
+    typedef stage_of<KIND> is;
+    enum { SECOND = few_rows<KIND>::SECOND, FOLLOWS = NEXT::TAKES > 0, GROUPS = FOLLOWS ? is::TAKES / (NEXT::TAKES + !FOLLOWS) : 1 };
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int rank = PAIR ? (int)cluster_rank() : 0, in = warp / p.across, segment = rank * p.across + warp % p.across;
+    const uint32_t ring = shared_address(memory) + warp * RING;
+    float *const sums = (float *)(memory + warps * RING);
+    const few_block &block = list.block;
+    uint2 x[STEPS];
+    for (;; list.go_on(p)) {
+        const bool final = FOLLOWS && !list.more();
+        const int tiles = list.tiles, turns = (tiles + p.at_once - 1) / p.at_once;
+        /* What turn i takes; its groups are as many as those of what may follow. */
+        const auto fetch_for = [&](int i, int place) {
+            const uint32_t to = ring + place * PLACE;
+            if (final && i >= turns) {
+                for (int n = 0; n < GROUPS; n++) next.fetch(p, to + n * NEXT::TAKES * PLACE, segment);
+                return;
+            }
+            list.fetch(p, to, segment);
+            for (int n = 1; n < GROUPS; n++) copies_end_group();
         };
-#pragma unroll
-        for (int i = 0; i < is::COUNT - 1; i++) fetch_next(i);
+        const auto following = [&](int place) { return (place + is::TAKES) % PLACES; };
+        if (!filled) {
+            const bool both = final && (turns < is::COUNT || next.early());
+            for (int i = 0, place = at.place; i < is::COUNT; i++, place = following(place))
+                if (!final || i < turns) fetch_for(i, place);
+            if (both) next.begin(p);
+            for (int i = 0, place = at.place; i < is::COUNT; i++, place = following(place))
+                if (final && i >= turns) fetch_for(i, place);
+        }
         if (PAIR) cluster_sync(); /* the other block is there */
-        if (wait) wait_for_last(); /* until here: weights only */
-        wait = false;
+        if (at.wait) wait_for_last(); /* until here: weights only */
+        at.wait = filled = false;
         const int fit = SUMS / (block.widest * p.at_once * p.across * PITCH), deep = fit < DEEP ? fit : DEEP;
         const int per_round = deep * p.at_once, units = per_round * p.across;
         const int put = (2 * t * units + warp) * PITCH + few_rows<KIND>::first(g); /* this lane's first sum of a round */
-        unsigned stage = 0;
         int held = -1;
-        for (int base = 0, n = 0; base < tiles; base += per_round, n++) {
+        for (int base = 0, turn = 0; base < tiles; base += per_round, at.round++) {
             const int end = base + per_round < tiles ? base + per_round : tiles;
-            float *to = sums + n % 2 * SUMS + put; /* read before the round behind the next writes there again */
-            for (int tile = base + in; tile < end && mine; tile += p.at_once, to += warps * PITCH) {
+            float *to = sums + at.round % 2 * SUMS + put; /* read before the round behind the next writes there again */
+            for (int tile = base + in; tile < end + in; tile += p.at_once, to += warps * PITCH, turn++) {
                 const few_tile &here = block.tile[tile];
-                if (here.input != held) {
+                const bool mine = tile < end && segment < p.segments;
+                if (mine && here.input != held) {
                     held = here.input;
                     load_x<KIND>(x, here.x + here.row[g] * p.ldx + segment * SEGMENT + 4 * t);
                 }
-                const int tokens = here.tokens - 2 * t; /* from this lane's first on */
-                float c[4] = {0, 0, 0, 0};
-                fetch_next((stage + is::COUNT - 1) % is::COUNT);
-                copies_wait_for<is::COUNT - 1>();
+                copies_wait_for<(is::COUNT - 1) * GROUPS>();
                 __syncwarp();
-                chain<KIND>(c, stages + stage * is::BYTES, x);
+                if (mine) {
+                    const int tokens = here.tokens - 2 * t; /* from this lane's first on */
+                    float c[4] = {0, 0, 0, 0};
+                    chain<KIND>(c, ring + at.place * PLACE, x);
+                    if (tokens > 0) to[0] = c[0], to[SECOND] = c[2];
+                    if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + SECOND] = c[3];
+                }
                 __syncwarp();
-                stage = (stage + 1) % is::COUNT;
-                if (tokens > 0) to[0] = c[0], to[SECOND] = c[2];
-                if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + SECOND] = c[3];
+                if (final && turn == turns - is::COUNT && !next.early()) next.begin(p);
+                fetch_for(turn + is::COUNT, at.place);
+                at.place = following(at.place);
             }
             __syncthreads();
-            if (!PAIR || rank == 0) add_sums<PAIR>(p, block, sums + n % 2 * SUMS, base, end, units, n, rank, pair);
+            if (!PAIR || rank == 0) add_sums<PAIR>(p, block, sums + at.round % 2 * SUMS, base, end, units, at.round, rank, pair);
             if (!PAIR) continue;
             cluster_sync();
-            if (rank) add_sums<PAIR>(p, block, sums + n % 2 * SUMS, base, end, units, n, rank, pair);
+            if (rank) add_sums<PAIR>(p, block, sums + at.round % 2 * SUMS, base, end, units, at.round, rank, pair);
         }
-        copies_wait_for<0>();
-        __syncthreads();
+        if (!list.more()) return;
     }
-    if (wait) wait_for_last();
 }
 
 /* What block b of n gets of so many: from here on. */
@@ -286,33 +349,63 @@ template <bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(fe
     __shared__ few_pair pair;
     const int each = PAIR ? 2 : 1, b = blockIdx.x / each, n = gridDim.x / each, all = tiles.count();
     start_next();
-    walk<BL_W_FP8, PAIR>(p, tiles, share_of(all, b, n), share_of(all, b + 1, n), block, memory, pair, true);
+    few_end end;
+    few_walk at = {0, 0, true};
+    few_list<BL_W_FP8, dense_tiles> list = {tiles, block, 0, 0};
+    list.begin(p, share_of(all, b, n), share_of(all, b + 1, n));
+    walk<BL_W_FP8, PAIR>(p, list, end, at, false, memory, pair);
 }
 
-/* Where block b's tiles of routed experts begin: those of the shared one, which take twice the bytes where routed ones are fp4, are dealt
- * already, and with all of both each block has as much to read. */
-template <bl_weight_kind KIND> __device__ __forceinline__ int routed_share(int routed, int shared, int b, int n)
+/* Where block b's tiles of the shared expert begin: as many as its warps take at a time, or a multiple. */
+__device__ __forceinline__ int shared_share(int shared, int at_once, int b, int n)
+{
+    const int first = share_of((shared + at_once - 1) / at_once, b, n) * at_once;
+    return first < shared ? first : shared;
+}
+
+/* Where those of routed experts begin: the shared one's, which take twice the bytes where routed ones are fp4, are dealt already, and with
+ * all of both each block has as much to read. */
+template <bl_weight_kind KIND> __device__ __forceinline__ int routed_share(int routed, int shared, int at_once, int b, int n)
 {
     enum { WEIGHT = KIND == BL_W_FP4 ? 2 : 1 };
-    if (routed < (WEIGHT + 1) * n) return share_of(routed, b, n);
-    return share_of(WEIGHT * shared + routed, b, n) - WEIGHT * share_of(shared, b, n);
+    const int most = ((shared + at_once - 1) / at_once + n - 1) / n * at_once; /* of the shared one's, in a block */
+    if ((WEIGHT * shared + routed) / n < WEIGHT * most) return share_of(routed, b, n);
+    return share_of(WEIGHT * shared + routed, b, n) - WEIGHT * shared_share(shared, at_once, b, n);
 }
 
-/* Routed experts, behind the shared one where it takes part: its weights, and for the first product its input too, are there before the
- * kernel before has ended; for the second it is the groups. */
+/* Routed experts' tiles of a block, behind the shared one's. */
+template <bl_weight_kind KIND> struct few_routed {
+    enum { TAKES = stage_of<KIND>::TAKES };
+    few_list<KIND, expert_tiles> list;
+    int shared;
+    /* Are they known before the kernel before has ended? */
+    __device__ __forceinline__ bool early(void) const { return list.source.again; }
+    __device__ __forceinline__ void begin(const few_args &p)
+    {
+        if (!early()) wait_for_last();
+        const int b = blockIdx.x, n = gridDim.x, all = list.source.count();
+        list.begin(p, routed_share<KIND>(all, shared, p.at_once, b, n), routed_share<KIND>(all, shared, p.at_once, b + 1, n));
+    }
+    __device__ __forceinline__ void fetch(const few_args &p, uint32_t to, int segment) { list.fetch(p, to, segment); }
+};
+
+/* The shared expert, where it takes part, and routed ones. The former's weights, and for the first product its input too, are there before
+ * the kernel before has ended; for the second it is the groups. */
 template <bl_weight_kind KIND>
 __global__ void __launch_bounds__(THREADS, 1) few_experts_kernel(few_args p, expert_tiles routed, dense_tiles shared)
 {
     BL_DYNAMIC_SHARED(uint8_t, memory, 16);
-    __shared__ few_block block;
+    __shared__ few_block blocks[2];
     __shared__ few_pair alone;
     const int b = blockIdx.x, n = gridDim.x, with = shared.count();
     start_next();
-    if (with) walk<BL_W_FP8, false>(p, shared, share_of(with, b, n), share_of(with, b + 1, n), block, memory, alone, routed.again);
-    if (!routed.again) wait_for_last();
-    const int all = routed.count();
-    walk<KIND, false>(p, routed, routed_share<KIND>(all, with, b, n), routed_share<KIND>(all, with, b + 1, n), block, memory, alone,
-                      routed.again && !with);
+    few_end end;
+    few_walk at = {0, 0, routed.again};
+    few_routed<KIND> next = {{routed, blocks[1], 0, 0}, with};
+    few_list<BL_W_FP8, dense_tiles> list = {shared, blocks[0], 0, 0};
+    list.begin(p, shared_share(with, p.at_once, b, n), shared_share(with, p.at_once, b + 1, n));
+    walk<BL_W_FP8, false>(p, list, next, at, false, memory, alone);
+    walk<KIND, false>(p, next.list, end, at, true, memory, alone);
 }
 
 /* ---- host */
@@ -328,7 +421,7 @@ template <class... P, class... A>
 static void launch(cudaStream_t s, void (*kernel)(P...), const few_args &p, int64_t tiles, unsigned each, int spare, bool early, A... args)
 {
     const int64_t most = (processor_count() - spare) / each, warps = (int64_t)p.across * p.at_once;
-    const int64_t bytes = warps * SLOT + 2 * SUMS * (int64_t)sizeof(float);
+    const int64_t bytes = warps * RING + 2 * SUMS * (int64_t)sizeof(float);
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim = {each, 1, 1};
