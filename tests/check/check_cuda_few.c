@@ -78,22 +78,22 @@ static bl_cuda_groups make_groups(check *c, int64_t E, int64_t T, int64_t *slots
 }
 
 /* again: the second product, by slots with one weight; else the first, by tokens with two. */
-static void check_joined(check *c, int64_t rows, int64_t cols, int64_t T, bool again)
+static void check_joined(check *c, bl_weight_kind kind, int64_t rows, int64_t cols, int64_t T, bool again)
 {
     enum { E = 5 };
-    check_case(c, "joined experts rows=%lld cols=%lld tokens=%lld %s", (long long)rows, (long long)cols, (long long)T,
-               again ? "by slot" : "by token");
+    check_case(c, "joined experts %s rows=%lld cols=%lld tokens=%lld %s", kind == BL_W_FP8 ? "fp8" : "fp4", (long long)rows,
+               (long long)cols, (long long)T, again ? "by slot" : "by token");
     const int count = again ? 1 : 2;
     int64_t slots;
     const bl_cuda_groups groups = make_groups(c, E, T, &slots);
     bl_cuda_expert table[E];
     for (int e = 0; e < E; e++)
         for (int k = 0; k < count; k++) {
-            const bl_matrix w = gpu_weight(c, BL_W_FP4, rows, cols);
+            const bl_matrix w = gpu_weight(c, kind, rows, cols);
             table[e].codes[k] = w.codes;
             table[e].scale[k] = w.scale;
         }
-    bl_cuda_expert_product p = {.experts = gpu_copy(table, sizeof table), .groups = &groups, .kind = BL_W_FP4, .rows = rows, .cols = cols,
+    bl_cuda_expert_product p = {.experts = gpu_copy(table, sizeof table), .groups = &groups, .kind = kind, .rows = rows, .cols = cols,
                                 .which = {0, 1}, .count = count, .x = gpu_rows(c, again ? slots : T, cols), .by_token = !again, .T = T,
                                 .k = E, .E = E, .again = again, .spare = 1};
     bl_cuda_expert_product q = p; /* without the shared expert */
@@ -126,10 +126,11 @@ void check_cuda_few(check *c)
         check_with_parts(c, 100, 1024, 21, 2048, T);
         check_with_parts(c, 7, 5408, 9, 256, T); /* more segments than at once, the last one ragged */
         check_with_parts(c, sized(384, 100), 5120, 24, sized(20480, 5120), T);
-        check_joined(c, 160, 512, T, false);
-        check_joined(c, sized(2304, 64), 5120, T, false);
-        check_joined(c, sized(5120, 128), 2304, T, true);
+        check_joined(c, BL_W_FP4, 160, 512, T, false);
+        check_joined(c, BL_W_FP4, sized(2304, 64), 5120, T, false);
+        check_joined(c, BL_W_FP4, sized(5120, 128), 2304, T, true);
+        check_joined(c, BL_W_FP8, 320, 1280, T, T != 1);
     }
-    check_joined(c, 16 * sized(900, 120), 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
+    check_joined(c, BL_W_FP4, 16 * sized(900, 120), 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
     check_two(c, BL_W_FP8, 64, 32, 512, 9); /* one after the other */
 }
