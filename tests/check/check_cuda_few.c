@@ -131,6 +131,7 @@ void check_cuda_few(check *c)
         check_joined(c, BL_W_FP4, sized(5120, 128), 2304, T, true);
         check_joined(c, BL_W_FP8, 320, 1280, T, T != 1);
     }
+    for (int again = 0; again < 2; again++) check_joined(c, BL_W_FP4, sized(4480, 544), 2816, 2, again); /* blocks take several turns */
     check_joined(c, BL_W_FP4, 16 * sized(900, 120), 256, 2, false); /* more tiles of a block than it has descriptions of at a time */
     check_two(c, BL_W_FP8, 64, 32, 512, 9); /* one after the other */
 }
