@@ -179,13 +179,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int tiles = (int)((p.rows + TILE_M - 1) / TILE_M) * p.count, size = unit_class(N);
     const int begin = p.classes[size] * tiles + blockIdx.x, end = p.classes[size + 1] * tiles;
     if (begin >= end) return;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(q.full + 8 * s, 1);
-            barrier_init(q.empty + 8 * s, 2 * GROUP / WARP);
-        }
-        barrier_init_done();
-    }
+    if (threadIdx.x == 0) init_stages(q.full, q.empty, STAGES, 2 * GROUP / WARP);
     __syncthreads();
     if (threadIdx.x < GROUP) {
         fewer_registers<40>();

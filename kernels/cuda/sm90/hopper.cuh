@@ -31,6 +31,21 @@ __device__ __forceinline__ uint64_t operand_by_columns(uint32_t at, uint32_t nex
     return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(next_n >> 4) << 16 | (uint64_t)(next_k >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+#ifdef BL_HOPPER
+
+/* The barriers of n stages of a ring, by one thread: full ones at full, of which each round is a load's bytes, empty ones at empty, of
+ * which each round is that many arrivals. */
+__device__ __forceinline__ void init_stages(uint32_t full, uint32_t empty, int n, int releases)
+{
+    for (int s = 0; s < n; s++) {
+        barrier_init(full + 8 * s, 1);
+        barrier_init(empty + 8 * s, releases);
+    }
+    barrier_init_done();
+}
+
+#endif
+
 } // namespace bl
 
 #endif

@@ -140,13 +140,7 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
     __shared__ uint64_t full[STAGES], empty[STAGES];
     const pipeline q = {shared_address(full), shared_address(empty), (shared_address(memory) + ALIGN - 1) / ALIGN * ALIGN};
     const int rank = (int)cluster_rank();
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(q.full + 8 * s, 1);
-            barrier_init(q.empty + 8 * s, 2 * GROUP / WARP * CLUSTER);
-        }
-        barrier_init_done();
-    }
+    if (threadIdx.x == 0) init_stages(q.full, q.empty, STAGES, 2 * GROUP / WARP * CLUSTER);
     cluster_sync();
     if (threadIdx.x < GROUP) {
         fewer_registers<40>();

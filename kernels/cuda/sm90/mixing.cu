@@ -151,13 +151,7 @@ __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
         (int)((a.n + GROUPS * ROW_PART - 1) / (GROUPS * ROW_PART)) * GROUPS, /* what is behind the end is loaded as zeros */
     };
     const int64_t token = (int64_t)blockIdx.x * TOKENS;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            barrier_init(q.full + 8 * s, 1);
-            barrier_init(q.empty + 8 * s, GROUP / WARP * CLUSTER);
-        }
-        barrier_init_done();
-    }
+    if (threadIdx.x == 0) init_stages(q.full, q.empty, STAGES, GROUP / WARP * CLUSTER);
     for (int i = threadIdx.x; i < TOKENS * MIX; i += THREADS) dots[i] = 0;
     if (threadIdx.x < TOKENS) squares[threadIdx.x] = 0;
     cluster_sync();
