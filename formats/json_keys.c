@@ -1,5 +1,7 @@
 #include "formats/json_keys.h"
 
+#include "formats/arena.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -54,15 +56,11 @@ bl_status bl_json_keys_add(bl_json_keys *k, bl_json key, bool escaped)
     const char *s;
     size_t n;
     BL_TRY(key_bytes(k, key, escaped, &s, &n));
-    if (k->count == k->cap) {
-        size_t cap = k->cap ? k->cap + k->cap / 2 : 64;
-        bl_json_key *keys = realloc(k->keys, cap * sizeof *keys);
-        if (!keys) {
-            return BL_E_NOMEM;
-        }
-        k->keys = keys;
-        k->cap = cap;
+    bl_json_key *grown = bl_grow(k->keys, &k->cap, k->count, sizeof *grown);
+    if (!grown) {
+        return BL_E_NOMEM;
     }
+    k->keys = grown;
     k->keys[k->count++] =
         (bl_json_key){(uint32_t)XXH3_64bits_withSeed(s, n, k->seed), (uint32_t)(key.p - k->text)};
     return BL_OK;

@@ -8,20 +8,6 @@
 #include <sys/random.h>
 #include <time.h>
 
-/* Room for one more item in a growing array. */
-static bool grow(void **items, size_t count, size_t *cap, size_t size)
-{
-    if (count < *cap)
-        return true;
-    size_t n = *cap ? *cap * 2 : 16;
-    void *p = realloc(*items, n * size);
-    if (!p)
-        return false;
-    *items = p;
-    *cap = n;
-    return true;
-}
-
 /* ---- from the parser */
 
 static void add_piece(api_choice *c, bl_event_kind kind, int call, const char *text, size_t n)
@@ -31,12 +17,12 @@ static void add_piece(api_choice *c, bl_event_kind kind, int call, const char *t
     if (last && text_kind && last->kind == kind && last->call == call) {
         last->n += n;
     } else {
-        void *p = c->pieces;
-        if (!grow(&p, c->piece_count, &c->piece_cap, sizeof *c->pieces)) {
+        api_piece *grown = bl_grow(c->pieces, &c->piece_cap, c->piece_count, sizeof *grown);
+        if (!grown) {
             c->failed = true;
             return;
         }
-        c->pieces = p;
+        c->pieces = grown;
         c->pieces[c->piece_count++] = (api_piece){.kind = kind, .call = call, .from = c->text.n, .n = n};
     }
     bl_text_add(&c->text, text, n);
@@ -85,12 +71,12 @@ static bool is_stop_id(const api_params *p, int id)
 
 static void keep_token(api_choice *c, const bl_output_token *t)
 {
-    void *p = c->tokens;
-    if (!grow(&p, c->token_count, &c->token_cap, sizeof *c->tokens)) {
+    bl_output_token *grown = bl_grow(c->tokens, &c->token_cap, c->token_count, sizeof *grown);
+    if (!grown) {
         c->failed = true;
         return;
     }
-    c->tokens = p;
+    c->tokens = grown;
     c->tokens[c->token_count++] = *t;
 }
 

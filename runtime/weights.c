@@ -135,13 +135,9 @@ static void measure(resolver *r)
 static bl_status add_handle(resolver *r, bl_handle h)
 {
     bl_weights *w = r->w;
-    if (w->handle_count == w->handle_capacity) {
-        size_t more = w->handle_capacity ? 2 * w->handle_capacity : 1024;
-        bl_handle *p = realloc(w->handles, more * sizeof *p);
-        if (!p) return out_of_memory(r);
-        w->handles = p;
-        w->handle_capacity = more;
-    }
+    bl_handle *grown = bl_grow(w->handles, &w->handle_capacity, w->handle_count, sizeof *grown);
+    if (!grown) return out_of_memory(r);
+    w->handles = grown;
     w->handles[w->handle_count++] = h;
     return BL_OK;
 }

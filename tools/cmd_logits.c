@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/logits.h"
 
+#include "formats/arena.h"
 #include "formats/file.h"
 #include "kernels/cpu.h"
 
@@ -32,12 +33,9 @@ static const char *parse_ids(const char *text, logits_sequence *out)
         errno = 0;
         const long v = strtol(p, &end, 10);
         if (!isdigit((unsigned char)*p) || errno || v > INT32_MAX || (*end && *end != ',' && !isspace((unsigned char)*end))) return p;
-        if ((size_t)out->count == capacity) {
-            capacity = capacity ? 2 * capacity : 256;
-            int32_t *ids = realloc(out->ids, capacity * sizeof *ids);
-            if (!ids) return p;
-            out->ids = ids;
-        }
+        int32_t *ids = bl_grow(out->ids, &capacity, (size_t)out->count, sizeof *ids);
+        if (!ids) return p;
+        out->ids = ids;
         out->ids[out->count++] = (int32_t)v;
         p = end;
     }

@@ -1,5 +1,6 @@
 #include "tools/parity.h"
 
+#include "formats/arena.h"
 #include "formats/names.h"
 #include "formats/output.h"
 #include "formats/safetensors.h"
@@ -115,13 +116,9 @@ static bool injected(const char *name)
 
 static record *add_record(parity *p, const bl_hook_value *v)
 {
-    if (p->count == p->capacity) {
-        const size_t more = p->capacity ? 2 * p->capacity : 64;
-        record *r = realloc(p->records, more * sizeof *r);
-        if (!r) return NULL;
-        p->records = r;
-        p->capacity = more;
-    }
+    record *grown = bl_grow(p->records, &p->capacity, p->count, sizeof *grown);
+    if (!grown) return NULL;
+    p->records = grown;
     record *r = &p->records[p->count];
     *r = (record){.name = strdup(v->name), .dtype = v->dtype, .ndim = v->ndim};
     if (!r->name) return NULL;
