@@ -65,6 +65,20 @@ void *bl_arena_array(bl_arena *a, size_t n, size_t size)
     return __builtin_mul_overflow(n, size, &bytes) ? NULL : bl_arena_alloc(a, bytes);
 }
 
+void *bl_arena_grow(bl_arena *a, void *items, size_t *cap, size_t count, size_t size)
+{
+    if (count < *cap) {
+        return items;
+    }
+    size_t more = *cap ? 2 * *cap : 64;
+    void *grown = more > *cap ? bl_arena_array(a, more, size) : NULL;
+    if (grown && count) {
+        memcpy(grown, items, count * size);
+    }
+    *cap = grown ? more : *cap;
+    return grown;
+}
+
 char *bl_arena_strndup(bl_arena *a, const char *s, size_t n)
 {
     char *p = n < SIZE_MAX ? bl_arena_alloc(a, n + 1) : NULL;

@@ -65,18 +65,11 @@ bl_status bl_build_file(bl_build *b, const char *name, const char *path, bl_st_h
                         bl_error *err)
 {
     bl_checkpoint *c = b->c;
-    if (c->file_count == b->file_cap) {
-        size_t cap = b->file_cap ? 2 * b->file_cap : 16;
-        bl_source_file *files = bl_arena_array(&c->arena, cap, sizeof *files);
-        if (!files) {
-            return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
-        }
-        if (c->file_count) {
-            memcpy(files, c->files, c->file_count * sizeof *files);
-        }
-        c->files = files;
-        b->file_cap = cap;
+    bl_source_file *grown = bl_arena_grow(&c->arena, c->files, &b->file_cap, c->file_count, sizeof *grown);
+    if (!grown) {
+        return bl_fail(err, BL_E_NOMEM, path, NULL, -1, "out of memory");
     }
+    c->files = grown;
     bl_file *f = NULL;
     BL_TRY(c->archive ? bl_archive_file(c->archive, name, &f, err) : bl_file_open(&f, path, err));
     bl_status s = bl_st_read(f, (uint32_t)c->file_count, &c->arena, h, err);
@@ -124,18 +117,11 @@ bl_status bl_build_tensors(bl_build *b, const bl_tensor *tensors, size_t count)
 bl_status bl_build_unread(bl_build *b, const char *name)
 {
     bl_checkpoint *c = b->c;
-    if (c->unread_count == b->unread_cap) {
-        size_t cap = b->unread_cap ? 2 * b->unread_cap : 64;
-        const char **grown = bl_arena_array(&c->arena, cap, sizeof *grown);
-        if (!grown) {
-            return no_memory(b);
-        }
-        if (c->unread_count) {
-            memcpy(grown, c->unread, c->unread_count * sizeof *grown);
-        }
-        c->unread = grown;
-        b->unread_cap = cap;
+    const char **grown = bl_arena_grow(&c->arena, c->unread, &b->unread_cap, c->unread_count, sizeof *grown);
+    if (!grown) {
+        return no_memory(b);
     }
+    c->unread = grown;
     c->unread[c->unread_count++] = name;
     return BL_OK;
 }
@@ -220,14 +206,7 @@ bl_status bl_build_list(bl_build *b, const char *folder, const char ***names, si
         if (!is_safetensors(e->d_name)) {
             continue;
         }
-        if (*count == cap) {
-            cap = cap ? 2 * cap : 64;
-            const char **grown = bl_arena_array(&b->c->arena, cap, sizeof *grown);
-            if (grown && *count) {
-                memcpy(grown, *names, *count * sizeof *grown);
-            }
-            *names = grown;
-        }
+        *names = bl_arena_grow(&b->c->arena, *names, &cap, *count, sizeof **names);
         char *name = *names ? bl_arena_strndup(&b->c->arena, e->d_name, strlen(e->d_name)) : NULL;
         full = !name;
         if (name) {

@@ -40,18 +40,11 @@ static bl_status nomem(bl_error *err)
 
 static bl_status add(gatherer *g, const char *name, bl_witness **out, bl_error *err)
 {
-    if (g->out->count == g->cap) {
-        size_t cap = g->cap ? 2 * g->cap : 64;
-        bl_witness *items = bl_arena_array(g->arena, cap, sizeof *items);
-        if (!items) {
-            return nomem(err);
-        }
-        if (g->out->count) {
-            memcpy(items, g->out->items, g->out->count * sizeof *items);
-        }
-        g->out->items = items;
-        g->cap = cap;
+    bl_witness *grown = bl_arena_grow(g->arena, g->out->items, &g->cap, g->out->count, sizeof *grown);
+    if (!grown) {
+        return nomem(err);
     }
+    g->out->items = grown;
     bl_witness *w = *out = &g->out->items[g->out->count++];
     *w = (bl_witness){.name = bl_arena_strndup(g->arena, name, strlen(name)), .path = bl_path_join(g->arena, g->c->path, name)};
     return w->name && w->path ? BL_OK : nomem(err);

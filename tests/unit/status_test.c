@@ -224,6 +224,21 @@ static void test_growing_arrays(void **state)
     assert_null(bl_grow(items, &cap, cap, SIZE_MAX / 64)); /* more bytes than there can be: nothing has changed */
     assert_true(cap == before && items[999] == 999 * 999);
     free(items);
+    bl_arena a = {.limit = 20000};
+    items = NULL;
+    cap = 0;
+    for (uint64_t i = 0; i < 1000; i++) {
+        items = bl_arena_grow(&a, items, &cap, i, sizeof *items);
+        assert_true(items && cap > i);
+        items[i] = i * i;
+    }
+    for (uint64_t i = 0; i < 1000; i++) {
+        assert_true(items[i] == i * i);
+    }
+    before = cap;
+    assert_null(bl_arena_grow(&a, items, &cap, cap, sizeof *items)); /* beyond the limit */
+    assert_true(cap == before && items[999] == 999 * 999);
+    bl_arena_reset(&a);
 }
 
 static void test_endings(void **state)
