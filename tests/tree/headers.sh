@@ -1,9 +1,12 @@
 #!/bin/sh
-# Every header compiles alone, as C11 (those of the emulator as C++17) and with all warnings, and guards itself.
+# headers.sh [ROOT [PATH...]]: every header (or those at PATH) compiles alone, as C11 (those of the emulator as C++17) and with all
+# warnings, and guards itself.
 cd "${1:-.}" || exit 2
+[ $# -gt 0 ] && shift
+[ $# -gt 0 ] || set -- '*.h'
 cc=${CC:-cc}
 bad=0
-for h in $(git ls-files -co --exclude-standard '*.h'); do
+for h in $(git ls-files -co --exclude-standard "$@"); do
     extra=""
     case $h in tests/emulate/*)
         printf '#include "%s"\n#include "%s"\n' "$h" "$h" | ${CXX:-c++} -std=c++17 -Wall -Wextra -Werror -I. -x c++ -fsyntax-only - ||
