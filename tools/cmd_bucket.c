@@ -3,7 +3,7 @@
 #include "kernels/cpu.h"
 #include "tools/class_table.h"
 #include "tools/cli.h"
-#include "tools/copy_rate.h"
+#include "tools/memory_pass.h"
 #include "tools/receipt.h"
 
 #include <string.h>
@@ -84,7 +84,7 @@ static void print_archive(uint64_t bytes)
 static void print_rate(uint64_t bytes, double seconds, int jobs)
 {
     int threads;
-    const double rate = (double)bytes / (seconds > 0 ? seconds : 1), copy = copy_rate(jobs, &threads);
+    const double rate = (double)bytes / (seconds > 0 ? seconds : 1), copy = memory_copy_rate(jobs, &threads);
     printf(", %.1f s, %.2f GB/s", seconds, rate * 1e-9);
     if (copy > 0) {
         printf(", %.1f%% of what %d thread%s cop%s in memory (%.2f GB/s)", 100 * rate / copy, threads, bl_plural((uint64_t)threads),
@@ -97,7 +97,7 @@ static void print_rate(uint64_t bytes, double seconds, int jobs)
 static int print_receipt(json_t *j, uint64_t archive_bytes, const int *jobs)
 {
     int threads = 0;
-    const double copy = j && jobs ? copy_rate(*jobs, &threads) : 0;
+    const double copy = j && jobs ? memory_copy_rate(*jobs, &threads) : 0;
     if (j && archive_bytes) {
         json_object_set_new(j, "archive_bytes", json_integer((json_int_t)archive_bytes));
     }
