@@ -2,168 +2,99 @@
  *
  * Nothing that would change the result is ignored silently: a field that is not implemented is refused unless its value is the one
  * that asks for nothing. Fields that are not listed are ignored. */
-#include "runtime/api_impl.h"
+#include "runtime/api_values.h"
 #include "runtime/chat_impl.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct reader {
-    const bl_server *server;
-    api_params *p;
-    bl_arena *arena;
-    const char *key;
-    bl_json v;
-    bl_error *err;
-} reader;
-
-typedef bl_status read_fn(reader *r);
-
-static bl_status refuse(reader *r, const char *what)
-{
-    return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "%s", what);
-}
-
-/* ---- kinds of values */
-
-static bl_status read_flag(reader *r, bool *out)
-{
-    return bl_json_bool(r->v, out) ? BL_OK : refuse(r, "must be true or false");
-}
-
-/* A whole number; 3.0 is one. */
-static bl_status read_int(reader *r, int64_t least, int64_t most, int64_t *out)
-{
-    double d;
-    if (r->v.kind != BL_JSON_NUMBER)
-        return refuse(r, "must be a whole number");
-    if (!bl_json_i64(r->v, out)) {
-        if (!bl_json_double(r->v, &d) || fabs(d) > 9e15)
-            return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be a whole number from %lld to %lld", (long long)least, (long long)most);
-        if (d != floor(d))
-            return refuse(r, "must be a whole number");
-        *out = (int64_t)d;
-    }
-    if (*out < least && most == INT64_MAX)
-        return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be at least %lld", (long long)least);
-    if (*out < least || *out > most)
-        return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be from %lld to %lld", (long long)least, (long long)most);
-    return BL_OK;
-}
-
-static bl_status read_real(reader *r, double least, double most, float *out)
-{
-    double d;
-    if (r->v.kind != BL_JSON_NUMBER)
-        return refuse(r, "must be a number");
-    if (!bl_json_double(r->v, &d) || !(d >= least && d <= most))
-        return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "must be from %g to %g", least, most);
-    *out = (float)d;
-    return BL_OK;
-}
-
-/* A copy; NUL inside is refused, since stop strings are C strings. */
-static bl_status read_string(reader *r, bl_json v, const char **out)
-{
-    if (v.kind != BL_JSON_STRING)
-        return refuse(r, "must be a string or a list of strings");
-    size_t n = bl_json_string(v, NULL, 0);
-    char *s = bl_arena_alloc(r->arena, n + 1);
-    if (!s)
-        return bl_fail(r->err, BL_E_NOMEM, NULL, r->key, -1, "no memory");
-    bl_json_string(v, s, n + 1);
-    if (strlen(s) != n)
-        return refuse(r, "must not hold NUL");
-    *out = s;
-    return BL_OK;
-}
+typedef bl_status read_fn(api_reader *r);
 
 /* ---- fields that count */
 
-static bl_status f_stream(reader *r)
+static bl_status f_stream(api_reader *r)
 {
-    return read_flag(r, &r->p->stream);
+    return bl_api_flag(r, &r->p->stream);
 }
 
-static bl_status f_echo(reader *r)
+static bl_status f_echo(api_reader *r)
 {
-    return read_flag(r, &r->p->echo);
+    return bl_api_flag(r, &r->p->echo);
 }
 
-static bl_status f_stream_options(reader *r)
+static bl_status f_stream_options(api_reader *r)
 {
     static const char *const names[2] = {"include_usage", "continuous_usage_stats"};
     bl_json m[2];
     if (r->v.kind != BL_JSON_OBJECT)
-        return refuse(r, "must be an object");
+        return bl_api_refuse(r, "must be an object");
     bl_chat_pick(r->v, names, m, 2);
     for (int i = 0; i < 2; i++)
         if (m[i].kind != BL_JSON_NONE && !bl_json_bool(m[i], i ? &r->p->continuous_usage : &r->p->include_usage))
-            return refuse(r, i ? "continuous_usage_stats must be true or false" : "include_usage must be true or false");
+            return bl_api_refuse(r, i ? "continuous_usage_stats must be true or false" : "include_usage must be true or false");
     return BL_OK;
 }
 
-static bl_status f_n(reader *r)
+static bl_status f_n(api_reader *r)
 {
     int64_t n;
-    BL_TRY(read_int(r, 1, API_MAX_CHOICES, &n));
+    BL_TRY(bl_api_int(r, 1, API_MAX_CHOICES, &n));
     r->p->n = (int)n;
     return BL_OK;
 }
 
-static bl_status f_max_tokens(reader *r)
+static bl_status f_max_tokens(api_reader *r)
 {
-    return read_int(r, 1, INT64_MAX, &r->p->max_tokens);
+    return bl_api_int(r, 1, INT64_MAX, &r->p->max_tokens);
 }
 
-static bl_status f_temperature(reader *r)
+static bl_status f_temperature(api_reader *r)
 {
-    return read_real(r, 0, 1e6, &r->p->sampling.temperature);
+    return bl_api_real(r, 0, 1e6, &r->p->sampling.temperature);
 }
 
-static bl_status f_top_p(reader *r)
+static bl_status f_top_p(api_reader *r)
 {
-    BL_TRY(read_real(r, 0, 1, &r->p->sampling.top_p));
-    return r->p->sampling.top_p > 0 ? BL_OK : refuse(r, "must be above 0");
+    BL_TRY(bl_api_real(r, 0, 1, &r->p->sampling.top_p));
+    return r->p->sampling.top_p > 0 ? BL_OK : bl_api_refuse(r, "must be above 0");
 }
 
-static bl_status f_min_p(reader *r)
+static bl_status f_min_p(api_reader *r)
 {
-    return read_real(r, 0, 1, &r->p->sampling.min_p);
+    return bl_api_real(r, 0, 1, &r->p->sampling.min_p);
 }
 
-static bl_status f_top_k(reader *r)
+static bl_status f_top_k(api_reader *r)
 {
     int64_t k;
-    BL_TRY(read_int(r, -1, INT32_MAX, &k));
+    BL_TRY(bl_api_int(r, -1, INT32_MAX, &k));
     r->p->sampling.top_k = k > 0 ? (int)k : 0; /* -1 and 0 are off */
     return BL_OK;
 }
 
-static bl_status f_presence(reader *r)
+static bl_status f_presence(api_reader *r)
 {
-    return read_real(r, -2, 2, &r->p->adjust.presence);
+    return bl_api_real(r, -2, 2, &r->p->adjust.presence);
 }
 
-static bl_status f_frequency(reader *r)
+static bl_status f_frequency(api_reader *r)
 {
-    return read_real(r, -2, 2, &r->p->adjust.frequency);
+    return bl_api_real(r, -2, 2, &r->p->adjust.frequency);
 }
 
-static bl_status f_repetition(reader *r)
+static bl_status f_repetition(api_reader *r)
 {
-    BL_TRY(read_real(r, 0, 2, &r->p->adjust.repetition));
-    return r->p->adjust.repetition > 0 ? BL_OK : refuse(r, "must be above 0");
+    BL_TRY(bl_api_real(r, 0, 2, &r->p->adjust.repetition));
+    return r->p->adjust.repetition > 0 ? BL_OK : bl_api_refuse(r, "must be above 0");
 }
 
-static bl_status f_min_tokens(reader *r)
+static bl_status f_min_tokens(api_reader *r)
 {
-    return read_int(r, 0, r->server->context, &r->p->min_tokens);
+    return bl_api_int(r, 0, r->server->context, &r->p->min_tokens);
 }
 
 /* A key of logit_bias: a token id in decimal, as JSON would write the number. */
-static bool read_id(const reader *r, bl_json key, uint64_t *id)
+static bool read_id(const api_reader *r, bl_json key, uint64_t *id)
 {
     char digits[16];
     size_t n = bl_json_string(key, digits, sizeof digits);
@@ -173,13 +104,13 @@ static bool read_id(const reader *r, bl_json key, uint64_t *id)
     return bl_json_u64(number, id) && *id < (uint64_t)r->server->vocab;
 }
 
-static bl_status f_logit_bias(reader *r)
+static bl_status f_logit_bias(api_reader *r)
 {
     bl_json key, v;
     uint64_t id;
     double d;
     if (r->v.kind != BL_JSON_OBJECT)
-        return refuse(r, "must be an object of token ids and numbers");
+        return bl_api_refuse(r, "must be an object of token ids and numbers");
     if (bl_json_count(r->v) == 0)
         return BL_OK;
     float *bias = bl_arena_array(r->arena, (size_t)r->server->vocab, sizeof *bias);
@@ -189,28 +120,28 @@ static bl_status f_logit_bias(reader *r)
         if (!read_id(r, key, &id))
             return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "keys must be token ids from 0 to %d", r->server->vocab - 1);
         if (!bl_json_double(v, &d) || !(d >= -100 && d <= 100))
-            return refuse(r, "values must be numbers from -100 to 100");
+            return bl_api_refuse(r, "values must be numbers from -100 to 100");
         bias[id] = (float)d;
     }
     r->p->adjust.bias = bias;
     return BL_OK;
 }
 
-static bl_status f_seed(reader *r)
+static bl_status f_seed(api_reader *r)
 {
     int64_t n;
     double d;
     if (!bl_json_u64(r->v, &r->p->sampling.seed)) {
         if (r->v.kind == BL_JSON_NUMBER && (!bl_json_double(r->v, &d) || d < -0x1p63 || d >= 0x1p64))
-            return refuse(r, "must be a whole number from -9223372036854775808 to 18446744073709551615");
-        BL_TRY(read_int(r, INT64_MIN, INT64_MAX, &n));
+            return bl_api_refuse(r, "must be a whole number from -9223372036854775808 to 18446744073709551615");
+        BL_TRY(bl_api_int(r, INT64_MIN, INT64_MAX, &n));
         r->p->sampling.seed = (uint64_t)n;
     }
     r->p->seeded = true;
     return BL_OK;
 }
 
-static bl_status f_stop(reader *r)
+static bl_status f_stop(api_reader *r)
 {
     bl_json key, v;
     size_t n = r->v.kind == BL_JSON_ARRAY ? bl_json_count(r->v) : 1;
@@ -223,112 +154,112 @@ static bl_status f_stop(reader *r)
         return bl_fail(r->err, BL_E_INPUT, NULL, r->key, -1, "may take at most %d bytes", API_MAX_STOP_BYTES);
     if (r->v.kind != BL_JSON_ARRAY) {
         r->p->stop_count = 1;
-        return read_string(r, r->v, &r->p->stops[0]);
+        return bl_api_string(r, r->v, &r->p->stops[0]);
     }
     for (bl_json_iter it = bl_json_begin(r->v); bl_json_next(&it, &key, &v);)
-        BL_TRY(read_string(r, v, &r->p->stops[r->p->stop_count++]));
+        BL_TRY(bl_api_string(r, v, &r->p->stops[r->p->stop_count++]));
     return BL_OK;
 }
 
-static bl_status f_stop_ids(reader *r)
+static bl_status f_stop_ids(api_reader *r)
 {
     bl_json key, v;
     if (r->v.kind != BL_JSON_ARRAY || bl_json_count(r->v) > API_MAX_STOPS)
-        return refuse(r, "must be a list of at most 64 token ids");
+        return bl_api_refuse(r, "must be a list of at most 64 token ids");
     for (bl_json_iter it = bl_json_begin(r->v); bl_json_next(&it, &key, &v);) {
         uint64_t id;
         if (!bl_json_u64(v, &id) || id >= (uint64_t)r->server->vocab)
-            return refuse(r, "must be a list of token ids");
+            return bl_api_refuse(r, "must be a list of token ids");
         r->p->stop_ids[r->p->stop_id_count++] = (int32_t)id;
     }
     return BL_OK;
 }
 
-static bl_status f_ignore_eos(reader *r)
+static bl_status f_ignore_eos(api_reader *r)
 {
-    return read_flag(r, &r->p->ignore_eos);
+    return bl_api_flag(r, &r->p->ignore_eos);
 }
 
 /* Chat: true or false, how many others in top_logprobs. Text: their number, 0 = only the chosen tokens. */
-static bl_status f_logprobs(reader *r)
+static bl_status f_logprobs(api_reader *r)
 {
     int64_t k;
     if (r->p->route == API_CHAT)
-        return read_flag(r, &r->p->logprobs);
-    BL_TRY(read_int(r, 0, BL_MAX_TOP_LOGPROBS, &k));
+        return bl_api_flag(r, &r->p->logprobs);
+    BL_TRY(bl_api_int(r, 0, BL_MAX_TOP_LOGPROBS, &k));
     r->p->logprobs = true;
     r->p->top_logprobs = (int)k;
     return BL_OK;
 }
 
-static bl_status f_top_logprobs(reader *r)
+static bl_status f_top_logprobs(api_reader *r)
 {
     int64_t k;
-    BL_TRY(read_int(r, 0, BL_MAX_TOP_LOGPROBS, &k));
+    BL_TRY(bl_api_int(r, 0, BL_MAX_TOP_LOGPROBS, &k));
     r->p->top_logprobs = (int)k;
     return BL_OK;
 }
 
-static bl_status f_parallel(reader *r)
+static bl_status f_parallel(api_reader *r)
 {
-    return read_flag(r, &r->p->parallel_calls);
+    return bl_api_flag(r, &r->p->parallel_calls);
 }
 
-static bl_status f_separate(reader *r)
+static bl_status f_separate(api_reader *r)
 {
-    return read_flag(r, &r->p->separate_reasoning);
+    return bl_api_flag(r, &r->p->separate_reasoning);
 }
 
-static bl_status f_include(reader *r)
+static bl_status f_include(api_reader *r)
 {
-    return read_flag(r, &r->p->include_reasoning);
+    return bl_api_flag(r, &r->p->include_reasoning);
 }
 
-static bl_status f_stream_reasoning(reader *r)
+static bl_status f_stream_reasoning(api_reader *r)
 {
-    return read_flag(r, &r->p->stream_reasoning);
+    return bl_api_flag(r, &r->p->stream_reasoning);
 }
 
-static bl_status f_stop_in_reasoning(reader *r)
+static bl_status f_stop_in_reasoning(api_reader *r)
 {
-    return read_flag(r, &r->p->stop_in_reasoning);
+    return bl_api_flag(r, &r->p->stop_in_reasoning);
 }
 
-static bl_status f_skip_special(reader *r)
+static bl_status f_skip_special(api_reader *r)
 {
     bool skip;
-    BL_TRY(read_flag(r, &skip));
+    BL_TRY(bl_api_flag(r, &skip));
     if (!skip && r->p->route == API_CHAT)
-        return refuse(r, "must be true here: control tokens shape a chat answer and are no part of it");
+        return bl_api_refuse(r, "must be true here: control tokens shape a chat answer and are no part of it");
     r->p->keep_special = !skip;
     return BL_OK;
 }
 
-static bl_status f_tools(reader *r)
+static bl_status f_tools(api_reader *r)
 {
     if (r->v.kind != BL_JSON_ARRAY)
-        return refuse(r, "must be a list");
+        return bl_api_refuse(r, "must be a list");
     r->p->calls_allowed = bl_json_count(r->v) > 0;
     return BL_OK;
 }
 
 /* After tools in the table. */
-static bl_status f_tool_choice(reader *r)
+static bl_status f_tool_choice(api_reader *r)
 {
     if (bl_json_equals(r->v, "none"))
         r->p->calls_allowed = false;
     else if (!bl_json_equals(r->v, "auto"))
-        return refuse(r, "must be auto or none: calls cannot be forced");
+        return bl_api_refuse(r, "must be auto or none: calls cannot be forced");
     return BL_OK;
 }
 
-static bl_status f_messages(reader *r)
+static bl_status f_messages(api_reader *r)
 {
     r->p->messages = r->v;
     return BL_OK;
 }
 
-static bl_status f_prompt(reader *r)
+static bl_status f_prompt(api_reader *r)
 {
     r->p->prompt = r->v;
     return BL_OK;
@@ -336,53 +267,53 @@ static bl_status f_prompt(reader *r)
 
 /* ---- fields that are not implemented: only the value that asks for nothing passes */
 
-static bl_status f_refused(reader *r)
+static bl_status f_refused(api_reader *r)
 {
-    return refuse(r, "is not supported");
+    return bl_api_refuse(r, "is not supported");
 }
 
-static bl_status f_false_only(reader *r)
-{
-    bool on;
-    BL_TRY(read_flag(r, &on));
-    return on ? refuse(r, "is not supported") : BL_OK;
-}
-
-static bl_status f_true_only(reader *r)
+static bl_status f_false_only(api_reader *r)
 {
     bool on;
-    BL_TRY(read_flag(r, &on));
-    return on ? BL_OK : refuse(r, "must be true: nothing else is supported");
+    BL_TRY(bl_api_flag(r, &on));
+    return on ? bl_api_refuse(r, "is not supported") : BL_OK;
 }
 
-static bl_status f_empty_only(reader *r)
+static bl_status f_true_only(api_reader *r)
+{
+    bool on;
+    BL_TRY(bl_api_flag(r, &on));
+    return on ? BL_OK : bl_api_refuse(r, "must be true: nothing else is supported");
+}
+
+static bl_status f_empty_only(api_reader *r)
 {
     bool empty = (r->v.kind == BL_JSON_OBJECT || r->v.kind == BL_JSON_ARRAY) && bl_json_count(r->v) == 0;
-    return empty || bl_json_equals(r->v, "") ? BL_OK : refuse(r, "is not supported");
+    return empty || bl_json_equals(r->v, "") ? BL_OK : bl_api_refuse(r, "is not supported");
 }
 
-static bl_status f_best_of(reader *r)
+static bl_status f_best_of(api_reader *r)
 {
     int64_t k;
-    BL_TRY(read_int(r, 1, API_MAX_CHOICES, &k));
-    return k == r->p->n ? BL_OK : refuse(r, "is not supported; it must equal n");
+    BL_TRY(bl_api_int(r, 1, API_MAX_CHOICES, &k));
+    return k == r->p->n ? BL_OK : bl_api_refuse(r, "is not supported; it must equal n");
 }
 
-static bl_status f_response_format(reader *r)
+static bl_status f_response_format(api_reader *r)
 {
     return bl_json_equals(bl_json_get(r->v, "type"), "text")
                ? BL_OK
-               : refuse(r, "must be {\"type\": \"text\"}: constrained output is not supported");
+               : bl_api_refuse(r, "must be {\"type\": \"text\"}: constrained output is not supported");
 }
 
-static bl_status f_modalities(reader *r)
+static bl_status f_modalities(api_reader *r)
 {
     bl_json key, v;
     if (r->v.kind != BL_JSON_ARRAY)
-        return refuse(r, "must be a list");
+        return bl_api_refuse(r, "must be a list");
     for (bl_json_iter it = bl_json_begin(r->v); bl_json_next(&it, &key, &v);)
         if (!bl_json_equals(v, "text"))
-            return refuse(r, "must be [\"text\"]");
+            return bl_api_refuse(r, "must be [\"text\"]");
     return BL_OK;
 }
 
@@ -487,7 +418,7 @@ bl_status bl_api_read_params(const bl_server *s, bl_json root, unsigned route, b
     bl_chat_pick(root, names, values, FIELDS);
     for (int i = 0; i < FIELDS; i++)
         if (values[i].kind != BL_JSON_NONE && (fields[i].routes & route)) {
-            reader r = {.server = s, .p = p, .arena = arena, .key = fields[i].name, .v = values[i], .err = err};
+            api_reader r = {.server = s, .p = p, .arena = arena, .key = fields[i].name, .v = values[i], .err = err};
             BL_TRY(fields[i].read(&r));
         }
     int eos = bl_model_config(s->model)->eos_token_id;
