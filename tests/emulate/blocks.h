@@ -4,7 +4,6 @@
 
 #include "tests/emulate/engine.h"
 
-#include <semaphore.h>
 #include <vector>
 
 namespace emu {
@@ -21,14 +20,13 @@ struct fiber {
     unsigned cluster_phase, begun; /* begun: ordered events that are not done */
 };
 
-/* A block's memory and OS thread. */
+/* A block's memory and the OS thread whose thread_local variables it has. */
 struct running_block {
     char *dynamic, *statics; /* beginning of the variables' window */
-    char *variables;         /* those of the program, on this OS thread */
+    char *variables;         /* those of the program */
     bool begun;              /* a thread has run */
     unsigned dynamic_bytes, living;
-    sem_t turn;
-    void *sp; /* of the OS thread */
+    void *thread;
     std::vector<fiber *> ready;
 };
 

@@ -33,7 +33,7 @@ static struct {
     delays copies;
     uint64_t random, launches, steps;
     unsigned living, rank /* whose turn it was */, stay /* there, so often */, slow_rank;
-    fiber *chosen; /* what the OS thread that has the turn shall run */
+    void *driver; /* the stack of what drives */
     std::vector<fiber> fibers;
     std::vector<fiber *> waiting;
     std::vector<event> pending;
@@ -185,7 +185,7 @@ static void fiber_start()
     now.living--;
     blocks[f->where.rank].living--;
     give_stack(f->stack);
-    emu_switch(&f->sp, blocks[f->where.rank].sp);
+    emu_switch(&f->sp, now.driver);
     __builtin_unreachable();
 }
 
@@ -198,24 +198,15 @@ static void resume(fiber *f)
     self = f;
     here = f->where;
     blocks[here.rank].begun = true;
-    emu_switch(&blocks[f->where.rank].sp, f->sp);
+    if (here.rank) borrow_variables(blocks[here.rank].thread);
+    emu_switch(&now.driver, f->sp);
+    if (f->where.rank) borrow_variables(blocks[0].thread);
 }
 
-/* Until the cluster has ended; of other OS threads than the first for ever. */
-static void drive(unsigned rank)
+/* Until the cluster has ended. */
+static void drive()
 {
-    for (;;) {
-        fiber *f = next_fiber();
-        const unsigned to = f ? f->where.rank : 0;
-        if (to != rank) {
-            now.chosen = f;
-            sem_post(&blocks[to].turn);
-            sem_wait(&blocks[rank].turn);
-            f = now.chosen;
-        }
-        if (!f) return;
-        resume(f);
-    }
+    while (fiber *f = next_fiber()) resume(f);
 }
 
 /* Lets others run; self is on some list. */
@@ -224,34 +215,30 @@ void leave(const char *what, state is)
     fiber *f = self;
     f->is = is;
     f->what = what;
-    emu_switch(&f->sp, blocks[f->where.rank].sp);
+    emu_switch(&f->sp, now.driver);
 }
 
-static void *be_block(void *rank)
+static sem_t lent; /* the newest thread's variables */
+
+static void *lend_variables(void *block)
 {
-    const unsigned r = (unsigned)(uintptr_t)rank;
-    find_memory(blocks[r]);
-    sem_post(&blocks[0].turn);
-    for (;;) {
-        sem_wait(&blocks[r].turn);
-        resume(now.chosen);
-        drive(r);
-    }
+    find_memory(*(running_block *)block);
+    sem_post(&lent);
+    for (;;) pause();
 }
 
-/* So many blocks have memory and, but the first, OS threads. */
+/* So many blocks have memory and, but the first, OS threads that lend them theirs. */
 static void prepare_blocks(unsigned n)
 {
     static unsigned made;
     for (; made < n; made++) {
-        running_block &b = blocks[made];
-        sem_init(&b.turn, 0, 0);
         pthread_t t;
         if (made == 0) {
-            find_memory(b);
+            find_memory(blocks[0]);
+            sem_init(&lent, 0, 0);
         } else {
-            if (pthread_create(&t, NULL, be_block, (void *)(uintptr_t)made)) abort();
-            sem_wait(&blocks[0].turn);
+            if (pthread_create(&t, NULL, lend_variables, &blocks[made])) abort();
+            sem_wait(&lent);
         }
     }
 }
@@ -346,7 +333,7 @@ void run(const char *kernel, const shape &s, borrowed<void()> body)
     for (unsigned c : clusters) {
         number++;
         prepare_cluster(c);
-        drive(0);
+        drive();
         if (check_end) check_end();
     }
 }

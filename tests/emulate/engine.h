@@ -1,6 +1,6 @@
 /* Runs kernels on the CPU: every thread of the blocks of a cluster is a fiber, one at a time, in an order drawn from a seed. What the
  * instructions of a GPU do is written in terms of this (the headers of headers/). Static shared memory is thread_local: a block of a
- * cluster has an OS thread of its own. */
+ * cluster has those of an OS thread of its own. */
 #ifndef BL_TESTS_EMULATE_ENGINE_H
 #define BL_TESTS_EMULATE_ENGINE_H
 

@@ -4,8 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <vector>
+#if defined __x86_64__
+#include <asm/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace emu {
 
@@ -101,6 +107,18 @@ void *take_stack()
 void give_stack(void *stack)
 {
     unused.push_back(stack);
+}
+
+void borrow_variables(void *of)
+{
+#if defined __x86_64__
+    enum { HAS_INSTRUCTION = 2 }; /* of AT_HWCAP2: the kernel lets programs use it */
+    static const bool has_instruction = getauxval(AT_HWCAP2) & HAS_INSTRUCTION;
+    if (has_instruction) asm volatile("wrfsbase %0" : : "r"(of) : "memory");
+    else syscall(SYS_arch_prctl, ARCH_SET_FS, of);
+#elif defined __aarch64__
+    asm volatile("msr tpidr_el0, %0" : : "r"(of) : "memory");
+#endif
 }
 
 } // namespace emu

@@ -1,4 +1,4 @@
-/* Stacks that are switched between without a system call. */
+/* Stacks, and variables of OS threads, that are switched between without a system call. */
 #ifndef BL_TESTS_EMULATE_FIBERS_H
 #define BL_TESTS_EMULATE_FIBERS_H
 
@@ -15,6 +15,9 @@ void *begin_stack(void *stack, void (*start)());
 /* A stack that nobody uses, the one given back last first; a page that may not be touched lies below. */
 void *take_stack();
 void give_stack(void *stack);
+
+/* From now on thread_local variables are those of another OS thread, which sleeps: the one whose __builtin_thread_pointer() that is. */
+void borrow_variables(void *of);
 
 } // namespace emu
 

@@ -20,7 +20,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__ static thread_local /* a block of a cluster has an OS thread of its own */
+#define __shared__ static thread_local /* a block of a cluster has those of an OS thread of its own */
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)

@@ -27,7 +27,7 @@ static int read_header(struct dl_phdr_info *program, size_t, void *)
 static void find_variables(running_block &b)
 {
     alignas(1024) static thread_local char anchor;
-    char *const self_at = (char *)__builtin_thread_pointer();
+    char *const self_at = (char *)(b.thread = __builtin_thread_pointer());
     if (!variables_bytes) dl_iterate_phdr(read_header, NULL);
     const size_t up = variables_aligned - 1;
 #if defined(__x86_64__)
