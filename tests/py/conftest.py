@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: workers and programs have the CPUs, and idle threads of it spin
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BL_BUILD", ROOT / "build-test"))
 SHARED = pathlib.Path(os.environ.get("BL_SHARED", ROOT.parent / "shared"))
