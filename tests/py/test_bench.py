@@ -25,7 +25,7 @@ def test_cast_reports_every_subject_beside_its_ceiling():
 
 
 def test_table_names_cpu_load_and_threads():
-    r = run("baleen", "bench", "cast", "--rounds", "1", "--size", "16MiB", "--threads", "1", "--cpu", "c")
+    r = run("baleen", "bench", "cast", "--rounds", "1", "--size", "1MiB", "--threads", "1", "--cpu", "c")
     assert r.rc == 0 and "level c" in r.out and "load " in r.out and "1 thread" in r.out
 
 

@@ -50,11 +50,13 @@ def round_trip(baleen, src, layout, where, *more):
     return merged
 
 
-@pytest.mark.parametrize("pp", DEGREES)
-@pytest.mark.parametrize("ep", DEGREES)
-@pytest.mark.parametrize("tp", DEGREES)
+# Every two degrees meet with two of the third; stages and ranks within them are cut apart from each other.
+LAYOUTS = [(tp, ep, pp) for i, tp in enumerate(DEGREES) for j, ep in enumerate(DEGREES) for k, pp in enumerate(DEGREES) if (i + j + k) % 2 == 0]
+
+
+@pytest.mark.parametrize("tp,ep,pp", LAYOUTS)
 def test_every_layout(baleen, source, tmp_path, tp, ep, pp):
-    layout = ranks.Layout(source, tp=tp, ep=ep, pp=pp, shared=(tp + ep + pp) % 2 == 0)
+    layout = ranks.Layout(source, tp=tp, ep=ep, pp=pp, shared=(tp + ep + pp) % 4 < 2)
     merged = round_trip(baleen, source, layout, tmp_path)
     same_checkpoint(source, merged)
     shutil.rmtree(merged)
