@@ -1,6 +1,6 @@
 #!/bin/sh
 # The main job, end to end, on the demo model: convert to BF16 and to a packed model, verify both, see a damage found, serve, ask.
-# Installs what it needs on Debian 12 (root or sudo), builds into build/, works in a temporary folder, and can be run again.
+# Installs what it needs on Debian 12 (root or sudo), builds the two programs in build/, works in a temporary folder, and can be run again.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 . tools/setup.sh
@@ -21,7 +21,7 @@ die() {
 step "Install and build"
 # shellcheck disable=SC2086
 need_packages $build_packages curl ca-certificates || die "set-up"
-build_tree build || die "build"
+build_tree build tools/baleen tools/baleend || die "build"
 baleen=$PWD/build/tools/baleen
 baleend=$PWD/build/tools/baleend
 model=$PWD/tools/demo-model

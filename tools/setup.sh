@@ -22,13 +22,22 @@ need_packages() {
 
 build_packages="gcc libc6-dev git meson ninja-build pkg-config libssl-dev libxxhash-dev libjansson-dev libarchive-dev zlib1g-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev"
 
-# build_tree BUILD_DIR [meson options]: configure once, then compile. The log is shown only when it fails.
+# build_tree BUILD_DIR [meson options] [targets]: configure once, then compile the targets or else everything. The log is shown only when
+# it fails.
 build_tree() {
-    dir=$1
+    dir=$1 options="" targets=""
     shift
+    for a in "$@"; do
+        case $a in
+        -*) options="$options $a" ;;
+        *) targets="$targets $a" ;;
+        esac
+    done
+    # shellcheck disable=SC2086
     if [ ! -f "$dir/build.ninja" ]; then
-        meson setup "$dir" "$@" > "$dir.log" 2>&1 || { cat "$dir.log"; return 1; }
+        meson setup "$dir" $options > "$dir.log" 2>&1 || { cat "$dir.log"; return 1; }
     fi
-    ninja -C "$dir" > "$dir.log" 2>&1 || { grep -vE '^\[' "$dir.log" | tail -50; return 1; }
+    # shellcheck disable=SC2086
+    ninja -C "$dir" $targets > "$dir.log" 2>&1 || { grep -vE '^\[' "$dir.log" | tail -50; return 1; }
     rm -f "$dir.log"
 }
