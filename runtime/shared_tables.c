@@ -200,8 +200,9 @@ static bl_status attach(bl_shared *s, bl_pool *pool, bl_error *err)
         return bl_fail(err, BL_E_IO, s->path, NULL, -1, "is in use, and is not what its name says");
     if (!take_lock(s->fd, F_RDLCK, USING, false)) return failed(s, "locking shared memory", err);
     atomic_store(&s->used, true);
-    BL_TRY(s->found ? map(s, err) : make(s, pool, err));
-    if (!s->found) return BL_OK;
+    if (!s->found) return make(s, pool, err);
+    BL_TRY(map(s, err));
+    (void)populate(s, pool, NULL); /* pages that are there, into this process's tables: several threads are quicker at it than what pins them */
     drop_lock(s->fd, OPENING);
     s->opening = false;
     return BL_OK;
