@@ -136,7 +136,7 @@ static int serve(const settings *o, sigset_t *signals)
         bl_server_stop(&server);
         bl_model_close(&model);
         const int rc = cli_report("baleend", s, &err);
-        if (s == BL_E_NOMEM)
+        if (s == BL_E_NOMEM && (o->model.engram == BL_ENGRAM_HOST || o->model.engram == BL_ENGRAM_SHARED))
             bl_shared_each_left(say_left, stderr);
         return rc;
     }
