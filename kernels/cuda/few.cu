@@ -60,7 +60,7 @@ template <bl_weight_kind KIND, class TILES> struct few_list {
     typedef stage_of<KIND> is;
     const TILES &source;
     few_block &block;
-    int tiles, ahead; /* of the batch, and which of them is fetched next */
+    int tiles, ahead, part; /* of the batch, and which of them is fetched next, or what part of it */
 
     /* Those from first to before last. */
     __device__ __forceinline__ void begin(const few_args &p, int first, int last)
@@ -68,6 +68,7 @@ template <bl_weight_kind KIND, class TILES> struct few_list {
         if (threadIdx.x == 0) block.first = first, block.last = last, block.widest = 1;
         tiles = last - first < BATCH ? last - first : BATCH;
         ahead = (int)threadIdx.x / WARP / p.across;
+        part = 0;
         __syncthreads();
         if ((int)threadIdx.x < tiles) {
             const few_tile tile = source.template at<KIND>(first + (int)threadIdx.x);
@@ -90,8 +91,9 @@ template <bl_weight_kind KIND, class TILES> struct few_list {
 
     __device__ __forceinline__ void fetch(const few_args &p, uint32_t to, int segment)
     {
-        if (ahead < tiles && segment < p.segments) bl::fetch<KIND>(to, block.tile[ahead], segment, p.cols);
-        ahead += p.at_once;
+        if (ahead < tiles && segment < p.segments) bl::fetch<KIND>(to, block.tile[ahead], segment, part, p.cols);
+        part = (part + 1) % is::PARTS;
+        if (part == 0) ahead += p.at_once;
         copies_end_group();
     }
 };
@@ -117,6 +119,7 @@ __device__ __forceinline__ void walk(const few_args &p, few_list<KIND, TILES> li
                                      few_pair &pair)
 {
     typedef stage_of<KIND> is;
+    static_assert(is::PARTS == 1 || NEXT::TAKES == 0, "what follows has a stage for each turn");
     enum { SECOND = few_rows<KIND>::SECOND, FOLLOWS = NEXT::TAKES > 0, GROUPS = FOLLOWS ? is::TAKES / (NEXT::TAKES + !FOLLOWS) : 1 };
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int rank = PAIR ? (int)cluster_rank() : 0, in = warp / p.across, segment = rank * p.across + warp % p.across;
@@ -161,21 +164,25 @@ __device__ __forceinline__ void walk(const few_args &p, few_list<KIND, TILES> li
                 const bool mine = tile < end && segment < p.segments;
                 if (mine && here.input != held) {
                     held = here.input;
-                    load_x<KIND>(x, here.x + here.row[g] * p.ldx + segment * SEGMENT + 4 * t);
+                    load_x<KIND>(x, here.x + here.row[g] * p.ldx + segment * SEGMENT + (KIND == BL_W_BF16 ? 2 * t : 4 * t));
                 }
-                copies_wait_for<(is::COUNT - 1) * GROUPS>();
-                __syncwarp();
-                if (mine) {
-                    const int tokens = here.tokens - 2 * t; /* from this lane's first on */
-                    float c[4] = {0, 0, 0, 0};
-                    chain<KIND>(c, ring + at.place * PLACE, x);
-                    if (tokens > 0) to[0] = c[0], to[SECOND] = c[2];
-                    if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + SECOND] = c[3];
+                float c[4];
+#pragma unroll
+                for (int part = 0; part < is::PARTS; part++) {
+                    copies_wait_for<(is::COUNT - 1) * GROUPS>();
+                    __syncwarp();
+                    if (mine) {
+                        const int tokens = part < is::PARTS - 1 ? 0 : here.tokens - 2 * t; /* from this lane's first on, when c has them */
+                        if (part == 0) c[0] = c[1] = c[2] = c[3] = 0;
+                        chain<KIND>(c, ring + at.place * PLACE, x + part * (STEPS / is::PARTS));
+                        if (tokens > 0) to[0] = c[0], to[SECOND] = c[2];
+                        if (tokens > 1) to[units * PITCH] = c[1], to[units * PITCH + SECOND] = c[3];
+                    }
+                    __syncwarp();
+                    if (final && turn == turns - is::COUNT && !next.early()) next.begin(p);
+                    fetch_for(turn + is::COUNT, at.place);
+                    at.place = following(at.place);
                 }
-                __syncwarp();
-                if (final && turn == turns - is::COUNT && !next.early()) next.begin(p);
-                fetch_for(turn + is::COUNT, at.place);
-                at.place = following(at.place);
             }
             __syncthreads();
             if (!PAIR || rank == 0) add_sums<PAIR>(p, block, sums + at.round % 2 * SUMS, base, end, units, at.round, rank, pair);
@@ -193,7 +200,7 @@ __device__ __forceinline__ int share_of(int all, int b, int n)
     return (int)((int64_t)all * b / n);
 }
 
-template <bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(few_args p, dense_tiles tiles)
+template <bl_weight_kind KIND, bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(few_args p, dense_tiles tiles)
 {
     BL_DYNAMIC_SHARED(uint8_t, memory, 16);
     __shared__ few_block block;
@@ -202,9 +209,9 @@ template <bool PAIR> __global__ void __launch_bounds__(THREADS, 1) few_kernel(fe
     start_next();
     few_end end;
     few_walk at = {0, 0, true};
-    few_list<BL_W_FP8, dense_tiles> list = {tiles, block, 0, 0};
+    few_list<KIND, dense_tiles> list = {tiles, block, 0, 0, 0};
     list.begin(p, share_of(all, b, n), share_of(all, b + 1, n));
-    walk<BL_W_FP8, PAIR>(p, list, end, at, false, memory, pair);
+    walk<KIND, PAIR>(p, list, end, at, false, memory, pair);
 }
 
 /* Where block b's tiles of the shared expert begin: as many as its warps take at a time, or a multiple. */
@@ -252,8 +259,8 @@ __global__ void __launch_bounds__(THREADS, 1) few_experts_kernel(few_args p, exp
     start_next();
     few_end end;
     few_walk at = {0, 0, routed.again};
-    few_routed<KIND> next = {{routed, blocks[1], 0, 0}, with};
-    few_list<BL_W_FP8, dense_tiles> list = {shared, blocks[0], 0, 0};
+    few_routed<KIND> next = {{routed, blocks[1], 0, 0, 0}, with};
+    few_list<BL_W_FP8, dense_tiles> list = {shared, blocks[0], 0, 0, 0};
     list.begin(p, shared_share(with, p.at_once, b, n), shared_share(with, p.at_once, b + 1, n));
     walk<BL_W_FP8, false>(p, list, next, at, false, memory, alone);
     walk<KIND, false>(p, next.list, end, at, true, memory, alone);
@@ -291,14 +298,14 @@ static bool fits(int64_t cols, int64_t tokens, int blocks)
 
 static bool fits_dense(const bl_cuda_product *p)
 {
-    return p->w.kind == BL_W_FP8 && fits(p->w.cols, p->tokens, 2) && p->row0 % ROWS == 0 && (p->groups <= 1 || p->row_step % ROWS == 0);
+    return (p->w.kind == BL_W_FP8 || p->w.kind == BL_W_BF16) && fits(p->w.cols, p->tokens, 2) && p->row0 % ROWS == 0 && (p->groups <= 1 || p->row_step % ROWS == 0);
 }
 
 /* Can both be done in one launch? */
 static bool fit_together(const bl_cuda_product *p, const bl_cuda_product *q)
 {
     return fits_dense(p) && p->groups <= 1 && q->groups <= 1 && p->row0 == 0 && q->row0 == 0 && p->x == q->x && p->ldx == q->ldx &&
-           p->tokens == q->tokens && q->w.kind == BL_W_FP8 && p->w.cols == q->w.cols;
+           p->tokens == q->tokens && p->w.kind == q->w.kind && p->w.cols == q->w.cols;
 }
 
 static few_weight weight_of(const bl_cuda_product *p)
@@ -326,13 +333,19 @@ static dense_tiles tiles_of(const bl_cuda_product *p, const bl_cuda_product *als
     return t;
 }
 
-static void multiply_tiles(cudaStream_t s, const bl_cuda_product *p, const bl_cuda_product *also)
+template <bl_weight_kind KIND> static void multiply_tiles(cudaStream_t s, const bl_cuda_product *p, const bl_cuda_product *also)
 {
     const few_args a = args_of(p->w.cols, p->ldx);
     const dense_tiles t = tiles_of(p, also);
     const int64_t all = (int64_t)t.tiles * t.groups + t.more;
-    if (a.segments > WARPS) launch(s, few_kernel<true>, a, all, 2, 0, p->early, t);
-    else launch(s, few_kernel<false>, a, all, 1, 0, p->early, t);
+    if (a.segments > WARPS) launch(s, few_kernel<KIND, true>, a, all, 2, 0, p->early, t);
+    else launch(s, few_kernel<KIND, false>, a, all, 1, 0, p->early, t);
+}
+
+static void multiply_few(cudaStream_t s, const bl_cuda_product *p, const bl_cuda_product *also)
+{
+    if (p->w.kind == BL_W_FP8) multiply_tiles<BL_W_FP8>(s, p, also);
+    else multiply_tiles<BL_W_BF16>(s, p, also);
 }
 
 static bool fits_experts(const bl_cuda_expert_product *p)
@@ -347,14 +360,14 @@ using namespace bl;
 bool bl_cuda_multiply_few(bl_cuda_stream s, const bl_cuda_product *p)
 {
     if (!fits_dense(p)) return false;
-    multiply_tiles(s, p, NULL);
+    multiply_few(s, p, NULL);
     return true;
 }
 
 void bl_cuda_multiply_two(bl_cuda_stream s, const bl_cuda_product *p, const bl_cuda_product *q)
 {
     if (fit_together(p, q)) {
-        multiply_tiles(s, p, q);
+        multiply_few(s, p, q);
         return;
     }
     bl_cuda_multiply(s, p);
@@ -363,7 +376,7 @@ void bl_cuda_multiply_two(bl_cuda_stream s, const bl_cuda_product *p, const bl_c
 
 bool bl_cuda_joins_experts(const bl_cuda_expert_product *p, const bl_cuda_product *shared)
 {
-    return fits_experts(p) && fits_dense(shared) && shared->groups <= 1 && shared->w.cols == p->cols && shared->ldx == p->cols;
+    return fits_experts(p) && fits_dense(shared) && shared->w.kind == BL_W_FP8 && shared->groups <= 1 && shared->w.cols == p->cols && shared->ldx == p->cols;
 }
 
 bool bl_cuda_multiply_experts_few(bl_cuda_stream s, const bl_cuda_expert_product *p)

@@ -9,30 +9,31 @@ namespace bl {
 
 enum { SEGMENT = 256, STEPS = SEGMENT / 16, PLACE = 2192 /* bytes of a place of a warp's ring */, PLACES = 4, RING = PLACE * PLACES };
 
-/* A stage of the ring: a segment of a tile, and its scales. fp8 has rows, which begin in different banks; fp4 has what fp4_tiles.h says. */
+/* A stage of the ring: a segment of a tile, or of bf16 half of one, and its scales. fp8 and bf16 have rows of 256 bytes, which begin in
+ * different banks; fp4 has what fp4_tiles.h says. */
 template <bl_weight_kind KIND> struct stage_of {
     enum {
-        STRIDE = SEGMENT + 16, SCALES = KIND == BL_W_FP8 ? ROWS * STRIDE : BL_TILE_CODES, TAKES = KIND == BL_W_FP8 ? 2 : 1 /* places */,
-        COUNT = PLACES / TAKES
+        ROW = 256, STRIDE = ROW + 16, SCALES = KIND == BL_W_FP4 ? BL_TILE_CODES : ROWS * STRIDE, TAKES = KIND == BL_W_FP4 ? 1 : 2 /* places */,
+        COUNT = PLACES / TAKES, PARTS = KIND == BL_W_BF16 ? 2 : 1 /* stages of a segment */
     };
-    static_assert((int)SCALES + (KIND == BL_W_FP8 ? 8 : BL_TILE_SCALES) <= TAKES * PLACE && PLACE % 16 == 0, "a stage fits");
+    static_assert((int)SCALES + (KIND == BL_W_FP4 ? BL_TILE_SCALES : 8) <= TAKES * PLACE && PLACE % 16 == 0, "a stage fits");
 };
 
 /* ---- filling the ring */
 
-__device__ __forceinline__ void fetch_fp8(uint32_t to, const few_tile &t, int segment, int cols)
+/* 256 bytes of each row, which are `pitch` bytes apart, from `offset` on. */
+__device__ __forceinline__ void fetch_rows(uint32_t to, const few_tile &t, int offset, int pitch)
 {
     typedef stage_of<BL_W_FP8> is;
-    enum { CHUNKS = SEGMENT / 16, STEP = WARP / CHUNKS };
+    enum { CHUNKS = is::ROW / 16, STEP = WARP / CHUNKS };
     const int lane = threadIdx.x % WARP, first = lane / CHUNKS, rows = t.rows;
-    const uint8_t *from = t.codes + (segment * SEGMENT + lane % CHUNKS * 16 + first * cols), *const scale = t.scale + segment * 8;
+    const uint8_t *from = t.codes + (offset + lane % CHUNKS * 16 + first * pitch);
     const uint32_t at = to + first * is::STRIDE + lane % CHUNKS * 16;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP) {
         if (r + first < rows) copy_async<16>(at + r * is::STRIDE, from); /* other rows have no results */
-        from += STEP * cols;
+        from += STEP * pitch;
     }
-    if (lane == 0) copy_async<8>(to + is::SCALES, scale);
 }
 
 __device__ __forceinline__ void fetch_fp4(uint32_t to, const few_tile &t, int segment)
@@ -45,17 +46,23 @@ __device__ __forceinline__ void fetch_fp4(uint32_t to, const few_tile &t, int se
     copy_async<4>(to + stage_of<BL_W_FP4>::SCALES + lane * 4, scales);
 }
 
-template <bl_weight_kind KIND> __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segment, int cols)
+template <bl_weight_kind KIND> __device__ __forceinline__ void fetch(uint32_t to, const few_tile &t, int segment, int part, int cols)
 {
-    if (KIND == BL_W_FP8) fetch_fp8(to, t, segment, cols);
-    else fetch_fp4(to, t, segment);
+    typedef stage_of<KIND> is;
+    if (KIND == BL_W_FP4) {
+        fetch_fp4(to, t, segment);
+        return;
+    }
+    const uint8_t *const scale = t.scale + segment * 8;
+    fetch_rows(to, t, (segment * is::PARTS + part) * is::ROW, cols * is::PARTS);
+    if (KIND == BL_W_FP8 && threadIdx.x % WARP == 0) copy_async<8>(to + is::SCALES, scale);
 }
 
 /* ---- a segment's chain: c of two rows of the tile (few_rows) and tokens 2 t, 2 t + 1 */
 
 template <bl_weight_kind KIND> struct few_rows {
-    enum { SECOND = KIND == BL_W_FP8 ? 8 : BL_TILE_SECOND };
-    static __device__ __forceinline__ int first(int g) { return KIND == BL_W_FP8 ? g : bl_fp4_tile_row(g); }
+    enum { SECOND = KIND == BL_W_FP4 ? BL_TILE_SECOND : 8 };
+    static __device__ __forceinline__ int first(int g) { return KIND == BL_W_FP4 ? bl_fp4_tile_row(g) : g; }
 };
 
 /* Byte b of a word in the lower byte of both halves. */
@@ -120,6 +127,17 @@ template <bool SMALL> __device__ __forceinline__ void chain_fp4(float c[4], uint
     }
 }
 
+/* Half a segment's. */
+__device__ __forceinline__ void chain_bf16(float c[4], uint32_t weights, const uint2 *x)
+{
+#pragma unroll
+    for (int s = 0; s < STEPS / 2; s++) {
+        fragment_a f;
+        load_matrices(f.r, weights + 32 * s);
+        mma(c, f, x[s]);
+    }
+}
+
 /* Do scales leave room for the factor 2^120? */
 __device__ __forceinline__ bool small(uint2 v)
 {
@@ -131,11 +149,13 @@ template <bl_weight_kind KIND> __device__ __forceinline__ void chain(float c[4],
 {
     typedef stage_of<KIND> is;
     const int lane = threadIdx.x % WARP;
-    if (KIND == BL_W_FP8) {
+    const uint32_t rows = stage + lane % ROWS * is::STRIDE + lane / ROWS * 16;
+    if (KIND == BL_W_BF16) {
+        chain_bf16(c, rows, x);
+    } else if (KIND == BL_W_FP8) {
         const uint2 scale = shared_pair(stage + is::SCALES);
-        const uint32_t codes = stage + lane % ROWS * is::STRIDE + lane / ROWS * 16;
-        if (small(scale)) chain_fp8<true>(c, codes, scale, x);
-        else chain_fp8<false>(c, codes, scale, x);
+        if (small(scale)) chain_fp8<true>(c, rows, scale, x);
+        else chain_fp8<false>(c, rows, scale, x);
     } else {
         const uint4 v = shared_four(stage + is::SCALES + lane / 4 * 16);
         const uint32_t scales[4] = {v.x, v.y, v.z, v.w}, codes = stage + lane * 16;
@@ -144,11 +164,16 @@ template <bl_weight_kind KIND> __device__ __forceinline__ void chain(float c[4],
     }
 }
 
-/* A lane's part of a segment of x: of each step four elements of the row of token g; beside fp8 first and third, second and fourth. */
+/* A lane's part of a segment of x: of each step four elements of the row of token g, from 4 t on. Beside fp8 first and third, second and
+ * fourth; beside bf16 2 t, 2 t + 1, and the same of the step's second half. */
 template <bl_weight_kind KIND> __device__ __forceinline__ void load_x(uint2 x[STEPS], const uint16_t *from)
 {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
+        if (KIND == BL_W_BF16) {
+            x[s] = make_uint2(global_word(from + 16 * s), global_word(from + 16 * s + 8));
+            continue;
+        }
         const uint2 v = global_pair(from + 16 * s);
         x[s] = KIND == BL_W_FP8 ? make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632)) : v;
     }

@@ -39,8 +39,8 @@ struct dense_tiles {
         const int64_t row = row0 + group * row_step + in;
         const few_weight &m = second ? also : w;
         few_tile t;
-        t.codes = m.codes + (KIND == BL_W_FP8 ? row * cols : row * cols / 2);
-        t.scale = m.scale + (KIND == BL_W_FP8 ? row / 32 : row) * (cols / 32);
+        t.codes = m.codes + (KIND == BL_W_FP8 ? row * cols : row * cols * 2); /* fp8 or bf16 */
+        t.scale = KIND == BL_W_FP8 ? m.scale + row / 32 * (cols / 32) : NULL;
         t.x = x + group * x_step;
         t.y16 = m.y16 ? m.y16 + group * y_step + in : NULL;
         t.y32 = m.y32 ? m.y32 + group * y_step + in : NULL;

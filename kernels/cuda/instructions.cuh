@@ -175,11 +175,18 @@ __device__ __forceinline__ void put_floats(uint32_t at, const float (&v)[4])
 
 /* ---- global memory */
 
-/* Not to be moved above a wait for what writes it. */
+/* Not to be moved above a wait for what writes it; also global_word. */
 __device__ __forceinline__ uint2 global_pair(const uint16_t *from)
 {
     uint2 v;
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint32_t global_word(const uint16_t *from)
+{
+    uint32_t v;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
     return v;
 }
 

@@ -211,8 +211,10 @@ static void check_products(check *c)
     /* few tokens, and segments for two blocks: one round, an odd one out, several rounds */
     check_product(c, BL_W_FP8, 35, 8192, 8, 0, 8192);
     check_product(c, BL_W_FP8, 50, 5376, 1, 32, 5376);
+    check_product(c, BL_W_BF16, 35, 5376, 7, 0, 5632);
     check_product(c, BL_W_FP4, 33, 6144, 3, 0, 6144);
     check_product(c, BL_W_FP8, 16 * sized(70, 20), 8192, 6, 0, 8192);
+    check_product(c, BL_W_BF16, 16 * sized(270, 20), 5120, 5, 0, 5120);
     check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 

@@ -122,6 +122,7 @@ void check_cuda_few(check *c)
 {
     for (int64_t T = 1; T <= 8; T += T < 3 ? 1 : 5) {
         check_two(c, BL_W_FP8, sized(1280, 320), sized(512, 160), 5120, T);
+        check_two(c, BL_W_BF16, sized(1280, 70), 33, 1536, T);
         check_two(c, BL_W_FP4, 50, 33, 512, T);
         check_with_parts(c, 100, 1024, 21, 2048, T);
         check_with_parts(c, 7, 5408, 9, 256, T); /* more segments than at once, the last one ragged */

@@ -56,6 +56,7 @@ static inline void put_floats(uint32_t at, const float (&v)[4]) { memcpy(shared_
 /* ---- global memory */
 
 static inline uint2 global_pair(const uint16_t *from) { return *(const uint2 *)from; }
+static inline uint32_t global_word(const uint16_t *from) { return *(const uint32_t *)from; }
 static inline void prefetch(const void *) {}
 
 /* ---- copies: copies.cc */
