@@ -321,9 +321,15 @@ void bl_cuda_sum_experts(bl_cuda_stream s, float *partial, const uint16_t *y, co
 /* ---- Engram */
 /* e [rows, width] of gathered table rows: codes [rows, width], scales [rows, width / 32]. */
 void bl_cuda_engram_rows(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, int64_t rows, int64_t width);
-/* The same, gathered on the way: row i of e is row rows[i] of a table, which may lie in pinned memory of the host. */
-void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, const int64_t *rows, int64_t count,
-                           int64_t width);
+/* An Engram table, or a part of its rows; it may lie in pinned memory of the host. */
+typedef struct bl_cuda_table {
+    const uint8_t *codes, *scale; /* [rows, width], [rows, width / 32] */
+    int64_t width;
+    bool cut; /* of the whole table it has rows [first, first + rows), which are not looked at otherwise */
+    int64_t first, rows;
+} bl_cuda_table;
+/* The same, gathered on the way: row i of e [count, width] is row rows[i] of the whole table; zeros where the table does not have it. */
+void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const bl_cuda_table *t, const int64_t *rows, int64_t count);
 /* kv [T, 5, D]: keys of four streams, then the value. */
 void bl_cuda_engram_gate(bl_cuda_stream s, uint16_t *H, const uint16_t *kv, const float *qk, int64_t T, int64_t D, float eps);
 

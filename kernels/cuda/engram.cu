@@ -35,9 +35,11 @@ __device__ __forceinline__ uint4 decode_part(uint2 w, uint8_t scale)
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 
-template <int N>
+/* CUT: the table has held rows from first_row on. Others are zeros, and are not asked for. */
+template <int N, bool CUT>
 __global__ void __launch_bounds__(THREADS) engram_gather_kernel(uint16_t *e, const uint8_t *codes, const uint8_t *scale,
-                                                                const int64_t *rows, uint32_t total, uint32_t width)
+                                                                const int64_t *rows, uint32_t total, uint32_t width, int64_t first_row,
+                                                                int64_t held)
 {
     const uint32_t first = blockIdx.x * THREADS * N + threadIdx.x, parts = width / PART;
     uint2 w[N];
@@ -45,7 +47,12 @@ __global__ void __launch_bounds__(THREADS) engram_gather_kernel(uint16_t *e, con
 #pragma unroll
     for (int k = 0; k < N; k++) {
         const uint32_t i = first + k * THREADS < total ? first + k * THREADS : total - 1, at = i % parts * PART;
-        const int64_t row = rows[i / parts];
+        const int64_t row = CUT ? rows[i / parts] - first_row : rows[i / parts];
+        if (CUT && (uint64_t)row >= (uint64_t)held) {
+            w[k] = make_uint2(0, 0);
+            s[k] = 0;
+            continue;
+        }
         w[k] = *(const uint2 *)(codes + row * width + at);
         s[k] = scale[row * (width / 32) + at / 32];
     }
@@ -54,17 +61,23 @@ __global__ void __launch_bounds__(THREADS) engram_gather_kernel(uint16_t *e, con
         if (first + k * THREADS < total) *(uint4 *)(e + (int64_t)(first + k * THREADS) * PART) = decode_part(w[k], s[k]);
 }
 
+template <bool CUT>
+void gather(bl_cuda_stream s, uint16_t *e, const bl_cuda_table *t, const int64_t *rows, int64_t count)
+{
+    const uint32_t total = (uint32_t)(count * (t->width / PART)); /* a pass's rows: far below 2^32 */
+    if (total == 0) return;
+    const bool many = total >= MANY_PARTS;
+    launch_plain(s, blocks_of(total, many ? THREADS * EACH : THREADS), THREADS, 0,
+                 many ? engram_gather_kernel<EACH, CUT> : engram_gather_kernel<1, CUT>, e, t->codes, t->scale, rows, total,
+                 (uint32_t)t->width, t->first, t->rows);
+}
+
 } // namespace bl
 
 using namespace bl;
 
-void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const uint8_t *codes, const uint8_t *scale, const int64_t *rows, int64_t count,
-                           int64_t width)
+void bl_cuda_engram_gather(bl_cuda_stream s, uint16_t *e, const bl_cuda_table *t, const int64_t *rows, int64_t count)
 {
-    const uint32_t total = (uint32_t)(count * (width / PART)); /* a pass's rows: far below 2^32 */
-    if (total == 0) return;
-    if (total >= MANY_PARTS)
-        launch_plain(s, blocks_of(total, THREADS * EACH), THREADS, 0, engram_gather_kernel<EACH>, e, codes, scale, rows, total,
-                     (uint32_t)width);
-    else launch_plain(s, blocks_of(total, THREADS), THREADS, 0, engram_gather_kernel<1>, e, codes, scale, rows, total, (uint32_t)width);
+    if (t->cut) gather<true>(s, e, t, rows, count);
+    else gather<false>(s, e, t, rows, count);
 }

@@ -234,6 +234,23 @@ static void check_engram_rows(check *c)
     gpu_case_end();
 }
 
+/* Rows of a part of a table, between two of those asked for: zeros but for those in [first, first + held). */
+static void check_part(check *c, const uint8_t *codes, const uint8_t *scale, int64_t width, const int64_t *rows, const int64_t *list,
+                       int64_t count)
+{
+    const int64_t a = rows[0], b = rows[count - 1], first = a < b ? a : b, held = a < b ? b - a : a - b, size = held > 0 ? held : 1;
+    uint16_t *want = check_buffer(c, (size_t)(count * width) * 2, 16), *e = gpu_buffer((size_t)(count * width) * 2);
+    for (int64_t i = 0; i < count; i++) {
+        if (rows[i] >= first && rows[i] < first + held) bl_engram_gather_c(want + i * width, codes, scale, &rows[i], 1, width);
+        else memset(want + i * width, 0, (size_t)width * 2);
+    }
+    const bl_cuda_table t = {.codes = gpu_copy(codes + first * width, (size_t)(size * width)),
+                             .scale = gpu_copy(scale + first * (width / 32), (size_t)(size * (width / 32))), .width = width, .cut = true,
+                             .first = first, .rows = held};
+    bl_cuda_engram_gather(0, e, &t, list, count);
+    check_bf16(c, "of a part", gpu_result(c, e, (size_t)(count * width) * 2), want, count, width);
+}
+
 /* Rows of a table in the GPU's memory and in pinned memory of the host. */
 static void check_engram_gather(check *c, int64_t width, int64_t count)
 {
@@ -248,14 +265,17 @@ static void check_engram_gather(check *c, int64_t width, int64_t count)
     for (int64_t i = 0; i < count; i++) rows[i] = check_below(c, TABLE);
     bl_engram_gather_c(want, codes, scale, rows, count, width);
     const int64_t *list = gpu_copy(rows, (size_t)count * 8);
-    bl_cuda_engram_gather(0, e, gpu_copy(codes, bytes), gpu_copy(scale, scales), list, count, width);
+    const bl_cuda_table device = {.codes = gpu_copy(codes, bytes), .scale = gpu_copy(scale, scales), .width = width};
+    bl_cuda_engram_gather(0, e, &device, list, count);
     check_bf16(c, "from the device", gpu_result(c, e, (size_t)(count * width) * 2), want, count, width);
     check_int(c, "pinning", cudaHostAlloc((void **)&pinned, bytes + scales, cudaHostAllocDefault), cudaSuccess);
     memcpy(pinned, codes, bytes);
     memcpy(pinned + bytes, scale, scales);
     e = gpu_buffer((size_t)(count * width) * 2);
-    bl_cuda_engram_gather(0, e, pinned, pinned + bytes, list, count, width);
+    const bl_cuda_table host = {.codes = pinned, .scale = pinned + bytes, .width = width};
+    bl_cuda_engram_gather(0, e, &host, list, count);
     check_bf16(c, "from the host", gpu_result(c, e, (size_t)(count * width) * 2), want, count, width);
+    check_part(c, codes, scale, width, rows, list, count);
     gpu_case_end();
     cudaFreeHost(pinned);
 }

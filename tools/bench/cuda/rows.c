@@ -72,7 +72,7 @@ static bl_status add_mixing(bench *b, bench_subject s[3], bl_error *err)
 /* ---- rows of an Engram table */
 
 typedef struct gather_run {
-    const uint8_t *codes, *scale;
+    bl_cuda_table table;
     const int64_t *rows; /* [TIMES][count] */
     uint16_t *e;
     int64_t count;
@@ -81,7 +81,7 @@ typedef struct gather_run {
 static bl_status run_gather(void *arg, bl_error *err)
 {
     const gather_run *r = arg;
-    for (int i = 0; i < TIMES; i++) bl_cuda_engram_gather(0, r->e, r->codes, r->scale, r->rows + i * r->count, r->count, ROW);
+    for (int i = 0; i < TIMES; i++) bl_cuda_engram_gather(0, r->e, &r->table, r->rows + i * r->count, r->count);
     return device_finish(err);
 }
 
@@ -91,12 +91,12 @@ static bl_status add_gather(bench *b, bench_subject s[2], bl_error *err)
     gather_run *runs = bench_record(b, 2 * sizeof *runs);
     int64_t *rows = malloc(TIMES * most * sizeof *rows);
     for (size_t i = 0; rows && i < TIMES * most; i++) rows[i] = (int64_t)(bl_splitmix64(i) >> 1) % TABLE_ROWS;
-    const gather_run large = {.codes = device_bytes((size_t)TABLE_ROWS * ROW, 1),
-                              .scale = device_bytes((size_t)TABLE_ROWS * ROW / 32, 1), .count = (int64_t)most,
+    const gather_run large = {.table = {.codes = device_bytes((size_t)TABLE_ROWS * ROW, 1),
+                                        .scale = device_bytes((size_t)TABLE_ROWS * ROW / 32, 1), .width = ROW}, .count = (int64_t)most,
                               .rows = rows ? device_copy(rows, TIMES * most * sizeof *rows) : NULL,
                               .e = device_bytes(most * ROW * 2, 0)};
     free(rows);
-    if (!runs || !large.codes || !large.scale || !large.rows || !large.e) return no_memory(err);
+    if (!runs || !large.table.codes || !large.table.scale || !large.rows || !large.e) return no_memory(err);
     runs[0] = runs[1] = large;
     runs[1].count = (int64_t)FEW * COLUMNS;
     const double bytes = ROW + ROW / 32 + 8 + 2 * ROW;
