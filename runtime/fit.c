@@ -187,6 +187,7 @@ static uint64_t scratch_of(const bl_fit_model *m, const bl_fit_options *o, const
                             .groups = {0, c->o_groups / l->tp},
                             .experts = {0, c->n_routed_experts / l->ep},
                             .vocab = {0, (int)(vocab / (uint64_t)l->tp)},
+                            .engram_parts = 1, /* no buffer depends on them */
                             .shared = true};
     const bl_memory_request request = {.device = BL_DEVICE_CUDA,
                                        .max_tokens = bl_pass_tokens(c, BL_DEVICE_CUDA),

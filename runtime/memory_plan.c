@@ -21,7 +21,7 @@ static void add(bl_memory_plan *p, bl_memory_place place, const char *what, uint
 
 static uint64_t stored_bytes(const bl_handle *h)
 {
-    if (h->tensor) return h->tensor->nbytes;
+    if (h->tensor) return h->bytes;
     return (uint64_t)h->count * (h->scale ? bl_matrix_scale_bytes(h->view) : bl_matrix_code_bytes(h->view));
 }
 

@@ -212,6 +212,7 @@ static bl_status resolve_scale(resolver *r, const bl_tensor *weight, const bl_ma
     const uint32_t ndim = weight->ndim; /* 3 when stacked */
     BL_TRY(expect_shape(r, t, shape + (3 - ndim), ndim));
     h.tensor = t;
+    h.bytes = t->nbytes;
     h.scale = true;
     return add_handle(r, h);
 }
@@ -234,7 +235,7 @@ static bl_status resolve(resolver *r, const char *name, form f, int64_t rows, in
         bl_matrix *m = (bl_matrix *)((char *)view + (size_t)i * view_step);
         *m = (bl_matrix){.kind = kind, .rows = rows, .cols = cols};
     }
-    const bl_handle h = {.tensor = t, .view = view, .view_step = view_step, .count = count};
+    const bl_handle h = {.tensor = t, .bytes = t ? t->nbytes : 0, .view = view, .view_step = view_step, .count = count};
     BL_TRY(add_handle(r, h));
     return t && (f == DENSE || f == EXPERT) ? resolve_scale(r, t, view, h) : BL_OK;
 }
@@ -255,13 +256,15 @@ static bl_status resolve_experts(resolver *r, bl_layer *l, const char *which, si
     return BL_OK;
 }
 
+/* The tensor has all rows, of which the shard's are used. */
 static bl_status resolve_table(resolver *r, bl_layer *l)
 {
     const bl_config *c = r->config;
     const uint64_t rows = (uint64_t)c->engram_num_embeddings[l->engram_slot], width = (uint64_t)c->engram_head_dim;
     char name[512];
     const bl_tensor *codes, *scale;
-    l->engram.table = (bl_matrix){.kind = BL_W_FP8, .rows = (int64_t)rows, .cols = (int64_t)width};
+    const bl_rows held = bl_shard_engram_rows(r->shard, (int64_t)rows);
+    l->engram.table = (bl_matrix){.kind = BL_W_FP8, .rows = held.count, .cols = (int64_t)width};
     if (!r->c) return add_handle(r, (bl_handle){.view = &l->engram.table, .count = 1, .host = true});
     snprintf(name, sizeof name, "layers.%d.engram.embed.weight", l->index);
     BL_TRY(find(r, name, &codes));
@@ -271,9 +274,12 @@ static bl_status resolve_table(resolver *r, bl_layer *l)
     BL_TRY(find(r, name, &scale));
     if (scale->dtype != BL_DT_F8_E8M0) return wrong_dtype(r, scale, "F8_E8M0");
     BL_TRY(expect_shape(r, scale, (const uint64_t[]){rows, width / 32}, 2));
-    bl_handle h = {.tensor = codes, .view = &l->engram.table, .count = 1, .host = true};
+    const uint64_t first = held.count ? (uint64_t)held.first : 0, count = held.count ? (uint64_t)held.count : 1; /* none: one that is not read */
+    bl_handle h = {.tensor = codes, .first = first * width, .bytes = count * width, .view = &l->engram.table, .count = 1, .host = true};
     BL_TRY(add_handle(r, h));
     h.tensor = scale;
+    h.first = first * (width / 32);
+    h.bytes = count * (width / 32);
     h.scale = true;
     return add_handle(r, h);
 }

@@ -53,7 +53,8 @@ typedef struct bl_layer {
     bl_expert *experts;  /* [shard.experts.count]: fp4 with 1x32 scales, fp8, or bf16 */
     bl_expert shared;    /* dense */
     struct {
-        bl_matrix table; /* fp8 [rows, engram_head_dim] with 1x32 scales: HOST addresses of the mapped file, never copied whole */
+        bl_matrix table; /* fp8 [rows, engram_head_dim] with 1x32 scales, the shard's rows: HOST addresses of the mapped file, never copied
+                           * whole, unless the backend keeps tables */
         bl_matrix wkv;   /* dense [5 * hidden, columns * engram_head_dim] */
         bl_matrix q_weight, k_weight; /* BF16 [4, hidden] */
         const float *qk;              /* F32 [4, hidden]: their product */
@@ -63,7 +64,8 @@ typedef struct bl_layer {
 /* One stored tensor and the view it fills; count > 1 for stacked experts, whose views lie at equal distances. */
 typedef struct bl_handle {
     const bl_tensor *tensor; /* of the checkpoint */
-    const uint8_t *stored;   /* its bytes in host memory */
+    uint64_t first, bytes;   /* of its bytes those in use: all, but of Engram tables */
+    const uint8_t *stored;   /* them in host memory */
     bl_matrix *view;
     size_t view_step; /* bytes from one view to the next */
     int count;

@@ -36,7 +36,13 @@ static int by_place(const void *a, const void *b)
     return bl_tensor_by_place(h->tensor, k->tensor);
 }
 
-/* Map [offset, end) of a file for the handles [first, last). */
+/* Where its bytes are in the file. */
+static uint64_t begin_of(const bl_handle *h)
+{
+    return h->tensor->offset + h->first;
+}
+
+/* Map a file up to end for the handles [first, last). */
 static bl_status open_region(loader *l, size_t first, size_t last, uint64_t end, bl_access access)
 {
     bl_weights *w = l->w;
@@ -45,10 +51,10 @@ static bl_status open_region(loader *l, size_t first, size_t last, uint64_t end,
     if (!p) return out_of_memory(l);
     w->regions = p;
     bl_region *r;
-    BL_TRY(bl_region_open(&r, l->c->files[t->file].file, t->offset, end - t->offset, access, l->err));
+    const uint64_t begin = begin_of(&w->handles[first]);
+    BL_TRY(bl_region_open(&r, l->c->files[t->file].file, begin, end - begin, access, l->err));
     w->regions[w->region_count++] = r;
-    for (size_t i = first; i < last; i++)
-        w->handles[i].stored = bl_region_data(r) + (w->handles[i].tensor->offset - t->offset);
+    for (size_t i = first; i < last; i++) w->handles[i].stored = bl_region_data(r) + (begin_of(&w->handles[i]) - begin);
     return BL_OK;
 }
 
@@ -60,11 +66,11 @@ static bl_status map_files(loader *l, bl_access access)
         const bl_handle *h = &w->handles[i];
         next = i + 1;
         if (l->b->load && (!h->host || l->b->place_table)) continue;
-        uint64_t end = h->tensor->offset + h->tensor->nbytes;
+        uint64_t end = begin_of(h) + h->bytes;
         for (next = i + 1; next < w->handle_count && !h->host; next++) {
             const bl_handle *k = &w->handles[next];
             if (k->host || k->tensor->file != h->tensor->file || k->tensor->offset > end + MERGE_GAP) break;
-            if (k->tensor->offset + k->tensor->nbytes > end) end = k->tensor->offset + k->tensor->nbytes;
+            if (begin_of(k) + k->bytes > end) end = begin_of(k) + k->bytes;
         }
         BL_TRY(open_region(l, i, next, end, h->host ? BL_ACCESS_MMAP : access));
     }
@@ -75,7 +81,7 @@ static bl_status map_files(loader *l, bl_access access)
 static void expect_random_reads(const bl_handle *h)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)h->stored / page * page;
-    (void)madvise((void *)from, (uintptr_t)h->stored + h->tensor->nbytes - from, MADV_RANDOM);
+    (void)madvise((void *)from, (uintptr_t)h->stored + h->bytes - from, MADV_RANDOM);
 }
 
 static size_t alignment(bl_weight_kind kind)
@@ -85,7 +91,7 @@ static size_t alignment(bl_weight_kind kind)
 
 static void set_views(const bl_handle *h, const void *address)
 {
-    const uint64_t stride = h->tensor->nbytes / (uint64_t)h->count;
+    const uint64_t stride = h->bytes / (uint64_t)h->count;
     for (int i = 0; i < h->count; i++) {
         bl_matrix *m = (bl_matrix *)((char *)h->view + (size_t)i * h->view_step);
         const uint8_t *at = (const uint8_t *)address + (uint64_t)i * stride;
@@ -124,9 +130,16 @@ static bl_status plan_load(loader *l, const bl_handle *h)
 
 static bl_status plan_table(loader *l, const bl_handle *h)
 {
+    const bl_tensor *t = h->tensor;
     bl_table_room room;
-    BL_TRY(l->b->place_table(l->b, h->tensor->nbytes, &room, l->err));
-    bl_load *load = add_load(l, h->tensor, room.to);
+    BL_TRY(l->b->place_table(l->b, h->bytes, &room, l->err));
+    bl_load *load = add_load(l, t, room.to);
+    if (h->bytes != t->nbytes) { /* digests are of whole pieces: all of the tensor is read for them */
+        load->offset = begin_of(h);
+        load->bytes = h->bytes;
+        load->chunks = NULL;
+        if (l->check && chunks_of(l, t)) add_load(l, t, NULL);
+    }
     load->host = room.host;
     load->there = room.filled;
     set_views(h, room.address);
@@ -265,7 +278,7 @@ static bl_status load_all(loader *l, bl_access access)
 bl_status bl_weights_load(bl_weights *w, const bl_checkpoint *c, bl_access access, bool check, bl_backend *b, bl_error *err)
 {
     loader l = {.w = w, .c = c, .b = b, .check = check, .err = err};
-    if (b->load && !(l.loads = calloc(w->handle_count + c->tensor_count + 1, sizeof *l.loads))) return out_of_memory(&l);
+    if (b->load && !(l.loads = calloc(2 * w->handle_count + c->tensor_count + 1, sizeof *l.loads))) return out_of_memory(&l);
     const bl_status s = load_all(&l, access);
     free(l.loads);
     return s;
@@ -286,9 +299,9 @@ bl_status bl_weights_tables_key(bl_shared_key *out, const bl_weights *w, const b
             return bl_fail_errno(err, errno, 1, bl_file_path(f), "looking at a file");
         }
         const uint64_t about[] = {(uint64_t)t->file, st.st_dev, st.st_ino, (uint64_t)st.st_size, (uint64_t)st.st_mtim.tv_sec,
-                                  (uint64_t)st.st_mtim.tv_nsec, bl_file_base(f) + t->offset, t->nbytes};
+                                  (uint64_t)st.st_mtim.tv_nsec, bl_file_base(f) + begin_of(&w->handles[i]), w->handles[i].bytes};
         bl_hasher_update(hash, about, sizeof about);
-        out->bytes += bl_line(t->nbytes);
+        out->bytes += bl_line(w->handles[i].bytes);
     }
     out->contents = bl_hasher_final(hash);
     bl_hasher_destroy(&hash);

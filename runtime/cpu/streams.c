@@ -162,10 +162,26 @@ static void gather_tokens(bl_cpu *c, void *arg, int64_t from, int64_t to, int wo
         c->ops.engram_gather(j->x + t * columns * table->cols, table->codes, table->scale, rows + t * columns, columns, table->cols);
 }
 
+/* Rows of other ranks are zeros. */
+static void gather_part(bl_cpu *c, void *arg, int64_t from, int64_t to, int worker)
+{
+    const stream_job *j = arg;
+    const bl_matrix *table = &j->l->engram.table;
+    const bl_rows held = bl_shard_engram_rows(&c->shard, c->config.engram_num_embeddings[j->l->engram_slot]);
+    const int64_t columns = j->p->engram_columns, *rows = j->p->engram_rows + j->l->engram_slot * j->p->engram_stride;
+    (void)worker;
+    for (int64_t i = from * columns; i < to * columns; i++) {
+        const int64_t row = rows[i] - held.first;
+        uint16_t *out = j->x + i * table->cols;
+        if (row < 0 || row >= held.count) memset(out, 0, (size_t)table->cols * sizeof *out);
+        else c->ops.engram_gather(out, table->codes, table->scale, &row, 1, table->cols);
+    }
+}
+
 void bl_cpu_engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint16_t *e)
 {
     stream_job j = {.p = p, .l = l, .x = e};
-    bl_cpu_tokens(cpu_of(b), p->tokens, 1, gather_tokens, &j);
+    bl_cpu_tokens(cpu_of(b), p->tokens, 1, cpu_of(b)->shard.engram_parts > 1 ? gather_part : gather_tokens, &j);
 }
 
 static void gate_tokens(bl_cpu *c, void *arg, int64_t from, int64_t to, int worker)

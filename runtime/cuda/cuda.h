@@ -196,6 +196,11 @@ bl_status bl_cuda_end(bl_backend *b, bl_error *err);
 /* Mapped tables: gather the rows that the pass needs in host_rows; a copy to device_rows follows. */
 void bl_cuda_gather(bl_cuda *c, const bl_layer *l);
 void bl_cuda_send_rows(bl_cuda *c, const bl_layer *l);
+/* The rows of a layer's table that this rank has. */
+static inline bl_rows bl_cuda_held_rows(const bl_cuda *c, const bl_layer *l)
+{
+    return bl_shard_engram_rows(&c->shard, c->config.engram_num_embeddings[l->engram_slot]);
+}
 /* Do kernels reach the tables, so that the host gathers nothing? */
 static inline bool cuda_gathers(const bl_cuda *c)
 {

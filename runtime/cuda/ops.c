@@ -332,7 +332,9 @@ static void engram_rows(bl_backend *b, const bl_pass *p, const bl_layer *l, uint
     const uint8_t *codes = c->device_rows + cuda_row_offset(c, l);
     if (cuda_gathers(c)) {
         const int64_t *rows = (const int64_t *)(const void *)(c->device_tables + c->layout.engram);
-        const bl_cuda_table table = {.codes = l->engram.table.codes, .scale = l->engram.table.scale, .width = width};
+        const bl_rows held = bl_cuda_held_rows(c, l);
+        const bl_cuda_table table = {.codes = l->engram.table.codes, .scale = l->engram.table.scale, .width = width,
+                                     .cut = c->shard.engram_parts > 1, .first = held.first, .rows = held.count};
         bl_cuda_engram_gather(c->stream, e, &table, rows + l->engram_slot * count, count);
         return;
     }

@@ -139,6 +139,7 @@ static bl_status know_experts(bl_cuda *c, const bl_weights *w, bl_error *err)
 
 typedef struct gather_job {
     const bl_matrix *table;
+    bl_rows held; /* by this rank */
     const int64_t *rows;
     uint8_t *codes, *scale;
     int64_t count;
@@ -152,8 +153,14 @@ static void gather_part(void *arg, int64_t item, int worker)
     const int64_t width = j->table->cols, last = (item + 1) * GATHER_ROWS < j->count ? (item + 1) * GATHER_ROWS : j->count;
     (void)worker;
     for (int64_t i = item * GATHER_ROWS; i < last; i++) {
-        memcpy(j->codes + i * width, (const uint8_t *)j->table->codes + j->rows[i] * width, (size_t)width);
-        memcpy(j->scale + i * (width / 32), j->table->scale + j->rows[i] * (width / 32), (size_t)(width / 32));
+        const int64_t row = j->rows[i] - j->held.first;
+        if (row < 0 || row >= j->held.count) { /* zeros, whatever their scale */
+            memset(j->codes + i * width, 0, (size_t)width);
+            memset(j->scale + i * (width / 32), 0, (size_t)(width / 32));
+            continue;
+        }
+        memcpy(j->codes + i * width, (const uint8_t *)j->table->codes + row * width, (size_t)width);
+        memcpy(j->scale + i * (width / 32), j->table->scale + row * (width / 32), (size_t)(width / 32));
     }
 }
 
@@ -162,7 +169,7 @@ void bl_cuda_gather(bl_cuda *c, const bl_layer *l)
     const bl_pass *p = c->pass;
     const int64_t width = l->engram.table.cols, count = p->tokens * p->engram_columns;
     uint8_t *host = c->host_rows + cuda_row_offset(c, l);
-    gather_job j = {&l->engram.table, p->engram_rows + l->engram_slot * p->engram_stride, host, host + count * width, count};
+    gather_job j = {&l->engram.table, bl_cuda_held_rows(c, l), p->engram_rows + l->engram_slot * p->engram_stride, host, host + count * width, count};
     bl_pool_run(count > GATHER_ROWS ? c->pool : NULL, (count + GATHER_ROWS - 1) / GATHER_ROWS, gather_part, &j);
 }
 

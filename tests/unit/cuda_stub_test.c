@@ -265,6 +265,61 @@ static void test_tables(void **state)
     }
 }
 
+/* One of ranks that have parts of the tables. */
+static void open_part(bl_model *m, bl_engram_place place, int part, int parts)
+{
+    bl_model_options o = options_of(BL_DEVICE_CUDA, 2);
+    bl_error err = {0};
+    o.engram = place;
+    assert_int_equal(bl_model_describe(m, MODEL, &o, MEMORY, &err), BL_OK);
+    bl_weights_destroy(&m->weights);
+    m->shard.engram_part = part;
+    m->shard.engram_parts = parts;
+    const bl_memory_request r = {.device = BL_DEVICE_CUDA, .max_tokens = bl_pass_tokens(&m->config, BL_DEVICE_CUDA), .cache = o.cache,
+                                 .memory = MEMORY, .engram = place};
+    assert_int_equal(bl_weights_resolve(&m->weights, m->checkpoint, &m->shard, &err), BL_OK);
+    assert_int_equal(bl_memory_plan_make(&m->plan, &r, &m->config, &m->shard, &m->weights, &err), BL_OK);
+    assert_int_equal(bl_weights_tables_key(&m->shared_key, &m->weights, m->checkpoint, &err), BL_OK);
+    if (place == BL_ENGRAM_SHARED) assert_int_equal(bl_shared_open(&m->shared, &m->shared_key, m->pool, &err), BL_OK);
+    assert_int_equal(bl_model_prepare(m, &o, &err), BL_OK);
+    assert_int_equal(bl_weights_load(&m->weights, m->checkpoint, o.access, true, m->backend, &err), BL_OK);
+    assert_int_equal(cuda_stub_seen.allocated, m->plan.total[BL_MEMORY_DEVICE]);
+}
+
+/* Tables have the rank's rows and no others; where the host gathers, others are zeros. */
+static void test_parts_of_tables(void **state)
+{
+    enum { PARTS = 3 };
+    for (int place = BL_ENGRAM_DEVICE; place <= BL_ENGRAM_MAPPED; place++)
+        for (int part = 0; part < PARTS; part++) {
+            bl_model *cpu = open_on(BL_DEVICE_CPU, 0), *m = calloc(1, sizeof *m);
+            cuda_stub_reset(MEMORY);
+            open_part(m, (bl_engram_place)place, part, PARTS);
+            for (int i = 0; i < cpu->weights.layer_count; i++) {
+                const bl_matrix *a = &m->weights.layers[i].engram.table, *b = &cpu->weights.layers[i].engram.table;
+                if (!b->codes) continue;
+                const bl_rows held = bl_shard_engram_rows(&m->shard, b->rows);
+                int64_t rows[] = {held.first, held.first - 1, held.first + held.count, held.first + held.count - 1};
+                assert_int_equal(a->rows, held.count);
+                assert_memory_equal(a->codes, (const uint8_t *)b->codes + held.first * b->cols, (size_t)(held.count * b->cols));
+                assert_memory_equal(a->scale, b->scale + held.first * (b->cols / 32), (size_t)(held.count * (b->cols / 32)));
+                bl_cuda *c = (bl_cuda *)m->backend;
+                const bl_pass p = {.tokens = 1, .engram_rows = rows, /* of whichever table */
+                                   .engram_columns = 4, .engram_stride = 0};
+                if (place != BL_ENGRAM_MAPPED) continue;
+                c->pass = &p;
+                bl_cuda_gather(c, &m->weights.layers[i]);
+                const uint8_t *got = c->host_rows + cuda_row_offset(c, &m->weights.layers[i]);
+                assert_memory_equal(got, a->codes, (size_t)b->cols);
+                assert_memory_equal(got + 3 * b->cols, (const uint8_t *)a->codes + (held.count - 1) * b->cols, (size_t)b->cols);
+                for (int64_t k = b->cols; k < 3 * b->cols; k++) assert_int_equal(got[k], 0);
+            }
+            bl_model_close(&m);
+            bl_model_close(&cpu);
+            assert_nothing_left();
+        }
+}
+
 /* What the kernel for a few tokens keeps in shared memory fits without being asked for. */
 static void test_routes_of_few_fit(void **state)
 {
@@ -421,7 +476,7 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_plan_is_what_happens), cmocka_unit_test(test_weights), cmocka_unit_test(test_tables), cmocka_unit_test(test_parts_of_tables),
         cmocka_unit_test(test_one_launch_and_one_wait), cmocka_unit_test(test_routes_of_few_fit),
         cmocka_unit_test(test_padding_and_drawing),  cmocka_unit_test(test_recording_may_fail), cmocka_unit_test(test_counting_may_fail), cmocka_unit_test(test_buckets),
           cmocka_unit_test(test_half_a_pass_lasts),
