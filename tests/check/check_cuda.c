@@ -215,6 +215,10 @@ static void check_products(check *c)
     check_product(c, BL_W_FP4, 33, 6144, 3, 0, 6144);
     check_product(c, BL_W_FP8, 16 * sized(70, 20), 8192, 6, 0, 8192);
     check_product(c, BL_W_BF16, 16 * sized(270, 20), 5120, 5, 0, 5120);
+    check_product(c, BL_W_BF16, 16 * sized(70, 20), 8192, 6, 0, 8192);
+    check_product(c, BL_W_BF16, 16 * sized(8600, 1100) + 5, 256, 1, 0, 256); /* more tiles than a block has descriptions of */
+    check_grouped(c, BL_W_FP8, 3, 32, 256, 5);
+    check_grouped(c, BL_W_BF16, 3, 48, sized(8192, 5376), 2);
     check_grouped(c, BL_W_FP8, 3, 32, 256, 200);
 }
 
