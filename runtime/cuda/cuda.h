@@ -130,6 +130,7 @@ typedef struct bl_cuda {
         bool parts; /* of the mixing only the coefficients, its products are there */
         bl_cuda_advance advance; /* of the expansion: its inputs */
         float *partial; /* where its sum goes when it is done alone */
+        bool close; /* the two kernels before it may begin the next one at once: what is before these may not have ended then */
         uint16_t *y;
         const bl_mixing *mixing;
         const uint16_t *streams; /* that are mixed */

@@ -139,7 +139,7 @@ static void expand(bl_backend *b, const bl_pass *p, uint16_t *H, const uint16_t 
     c->later.advance.comb = comb;
     c->later.advance.T = p->tokens;
     c->later.advance.D = hidden(c);
-    c->later.advance.early = !apart; /* else the coefficients are new */
+    c->later.advance.early = !apart && !c->later.close; /* else the coefficients are new */
 }
 
 /* The expansion that was put off, for what needs the streams as they are. */
@@ -164,6 +164,7 @@ void bl_cuda_put_off_sum(bl_cuda *c, float *partial, bool done)
 {
     c->later.partial = partial;
     c->later.advance.partial = done ? partial : NULL;
+    c->later.close = false;
 }
 
 static void head(bl_backend *b, const bl_pass *p, const uint16_t *H, const float *pre)

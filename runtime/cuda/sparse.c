@@ -192,6 +192,7 @@ static void project_out(bl_backend *b, const bl_pass *p, const bl_layer *l, cons
     bl_cuda_multiply(c->stream, &a); /* bf16 activations, whatever its codes */
     bl_cuda_linear(c, &l->wo_b, c->group, NULL, T, NULL, partial);
     bl_cuda_put_off_sum(c, partial, true);
+    c->later.close = !cuda_quantised(&l->wo_b); /* else its input is rounded between the products */
 }
 
 void bl_cuda_set_attention(bl_backend *t)

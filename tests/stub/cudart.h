@@ -32,5 +32,7 @@ void cuda_stub_reset(uint64_t memory);
 void cuda_stub_fail(const char *function, long nth, int code);
 /* Kernels of the newest pass (since the last copy of its tables), in order. */
 const char *cuda_stub_kernel(int i);
+/* May it begin before the one before has ended? */
+bool cuda_stub_early(int i);
 
 #endif

@@ -13,11 +13,17 @@ static struct {
 } functions[FUNCTIONS];
 static int function_count;
 static const char *kernels[KERNELS];
+static bool early[KERNELS];
 static int kernel_count;
 
 const char *cuda_stub_kernel(int i)
 {
     return i < kernel_count ? kernels[i] : NULL;
+}
+
+bool cuda_stub_early(int i)
+{
+    return i < kernel_count && early[i];
 }
 
 void stub_forget_kernels(void)
@@ -97,12 +103,9 @@ static bool is_launchable(const dim3 *n, uint64_t most)
     return n->x && n->y && n->z && (uint64_t)n->x * n->y * n->z <= most;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, void **args, size_t shared, cudaStream_t s)
+static cudaError_t launch(cudaKernel_t kernel, dim3 grid, dim3 threads, bool begins_early)
 {
     const char *name = "?";
-    (void)args;
-    (void)shared;
-    (void)s;
     for (int i = 0; i < function_count; i++)
         if (functions[i].host == (const void *)kernel) name = functions[i].name;
     pthread_mutex_lock(&stub_lock);
@@ -111,7 +114,10 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, voi
         cuda_stub_seen.faults++;
         if (e == cudaSuccess) e = stub_refuse(cudaErrorInvalidConfiguration);
     }
-    if (e == cudaSuccess && kernel_count < KERNELS) kernels[kernel_count++] = name;
+    if (e == cudaSuccess && kernel_count < KERNELS) {
+        early[kernel_count] = begins_early;
+        kernels[kernel_count++] = name;
+    }
     if (e == cudaSuccess && !stub_capture((stub_node){.kernel = name})) {
         cuda_stub_seen.kernels++;
         cuda_stub_seen.direct++;
@@ -120,11 +126,24 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, voi
     return e;
 }
 
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, void **args, size_t shared, cudaStream_t s)
+{
+    (void)args;
+    (void)shared;
+    (void)s;
+    return launch(kernel, grid, threads, false);
+}
+
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *host, void **args)
 {
     cudaKernel_t kernel;
+    bool begins_early = false;
+    (void)args;
     __cudaGetKernel(&kernel, host);
-    return __cudaLaunchKernel(kernel, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, c->stream);
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            begins_early = c->attrs[i].val.programmaticStreamSerializationAllowed;
+    return launch(kernel, c->gridDim, c->blockDim, begins_early);
 }
 
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 threads, void **args, size_t shared, cudaStream_t s)
