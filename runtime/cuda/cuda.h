@@ -138,7 +138,6 @@ typedef struct bl_cuda {
     } later;
     bool x_is_rounded, sorted; /* x_rounded has the sublayer's input; groups have the pass's choices */
     bool stored, chosen; /* of a layer: the rings have its window rows; entries or choices are as new as its queries */
-    bool made_entries, made_queries; /* of a layer: the compressor's and the indexer's work is done beside the projections */
 } bl_cuda;
 
 static inline bl_cuda *cuda_of(bl_backend *b)

@@ -15,6 +15,12 @@ static int64_t ring_offset(const bl_cuda *c, const bl_layer *l)
     return (l->index - c->shard.layers.first) * rows * bytes;
 }
 
+/* Is the compressor's work done beside the projections, as the indexer's is for a few tokens? */
+static bool makes_entries(const bl_layer *l, int64_t T)
+{
+    return T <= BL_CUDA_FEW && l->kv_source && bl_cuda_holds_key(&l->compressor.wk);
+}
+
 /* The compressor's first products; z where entries are of pairs. Returns how many. */
 static int compressor_products(bl_cuda *c, const bl_layer *l, const uint16_t *x, int64_t T, bl_cuda_product to[2])
 {
@@ -50,11 +56,12 @@ static void project_few(bl_cuda *c, const bl_pass *p, const bl_layer *l, const u
 {
     const bl_config *f = &c->config;
     const int64_t T = p->tokens;
+    const bool with_entries = makes_entries(l, T);
     const bl_cuda_product down = bl_cuda_product_of(c, c->stream, &l->wq_a, x, c->x_rounded, T, c->down, NULL);
     const bl_cuda_product kv_down = bl_cuda_product_of(c, c->stream, &l->wkv, x, c->x_rounded, T, c->kv_down, NULL);
     const bl_cuda_product dots = bl_cuda_take_parts(c, p);
     bl_cuda_product with[BL_CUDA_BESIDE];
-    int count = c->made_entries ? compressor_products(c, l, x, T, with) : 0;
+    int count = with_entries ? compressor_products(c, l, x, T, with) : 0;
     if (l->index_source) with[count++] = bl_cuda_product_of(c, c->stream, &l->indexer.weights_proj, x, NULL, T, c->index_dots, NULL);
     bl_cuda_multiply_two(c->stream, &down, &kv_down);
     const bl_cuda_between between = {.y = qr, .rounded = c->qr_rounded, .x = c->down, .norm = l->q_norm.codes, .n = f->q_lora_rank,
@@ -76,7 +83,7 @@ static void project_few(bl_cuda *c, const bl_pass *p, const bl_layer *l, const u
                                          .norm = l->compressor.norm.codes, .wk = l->compressor.wk};
     const bl_cuda_behind behind = {.q = q, .rotation = rotation(c, l), .T = T, .heads = c->shard.heads.count, .d = f->head_dim,
                                    .R = f->qk_rope_head_dim, .index = l->index_source ? &index : NULL,
-                                   .entries = c->made_entries ? &entries : NULL};
+                                   .entries = with_entries ? &entries : NULL};
     bl_cuda_finish_queries(c->stream, &behind);
 }
 
@@ -87,8 +94,6 @@ static void project_in(bl_backend *b, const bl_pass *p, const bl_layer *l, const
     const int64_t T = p->tokens, R = f->qk_rope_head_dim, d = f->head_dim;
     if (!c->x_is_rounded) bl_cuda_round_fp8(c->stream, c->x_rounded, x, f->hidden_size, T, f->hidden_size);
     c->chosen = false;
-    c->made_queries = T <= BL_CUDA_FEW && l->index_source;
-    c->made_entries = T <= BL_CUDA_FEW && l->kv_source && bl_cuda_holds_key(&l->compressor.wk);
     c->stored = T <= bl_ring_rows(f) - f->sliding_window;
     const bl_cuda_window window = {.t = &c->tables, .kv = kv, .down = c->kv_down, .norm = l->kv_norm.codes, .rotation = rotation(c, l),
                                    .d = d, .R = R, .eps = f->rms_norm_eps, .ring = c->stored ? bl_ring_rows(f) : 0,
@@ -115,7 +120,7 @@ static void compress(bl_backend *b, const bl_pass *p, const bl_layer *l, const u
     const int64_t T = p->tokens, d = f->head_dim;
     bl_cuda_product first[2];
     c->chosen = true;
-    if (c->made_entries) return;
+    if (makes_entries(l, T)) return;
     const int count = compressor_products(c, l, x, T, first);
     for (int i = 0; i < count; i++) bl_cuda_multiply(c->stream, &first[i]);
     if (count > 1) bl_cuda_pool_pairs(c->stream, &c->tables, c->pooled, c->pair_kv, c->pair_z, d, l->kv_slot);
@@ -131,7 +136,7 @@ static void choose(bl_backend *b, const bl_pass *p, const bl_layer *l, const uin
     bl_cuda *c = cuda_of(b);
     const bl_config *f = &c->config;
     c->chosen = true;
-    if (!c->made_queries) {
+    if (p->tokens > BL_CUDA_FEW) {
         const bl_cuda_index_query queries = index_query_of(c, l, p->tokens);
         bl_cuda_linear(c, &l->indexer.wq_b, qr, c->qr_rounded, p->tokens, c->index_q, NULL);
         bl_cuda_linear(c, &l->indexer.weights_proj, x, NULL, p->tokens, c->index_dots, NULL);
